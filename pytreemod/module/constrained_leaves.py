@@ -66,9 +66,6 @@ class Constraint(AbstractConstraint):
     def inverse(self, constrained: Any) -> Any:
         """Return an array that `forward` maps to the value."""
 
-    def misfit(self, value: Any) -> str | None:
-        """Return what is wrong with the dtype of a value, in words; None if nothing is."""
-
     def shape_of(self, unconstrained: tuple[int, ...]) -> tuple[int, ...] | None:
         """The shape of the value for an array of this shape; None if only `forward` knows."""
         return unconstrained
@@ -94,9 +91,8 @@ class Constraint(AbstractConstraint):
         # Concrete values stay concrete inside a program, too.
         with nullcontext() if is_traced else jax.ensure_compile_time_eval():
             value = value if is_traced or is_shape else jnp.asarray(value)
-            fault = _fault(self, value)
-            if fault is not None:
-                raise FieldError(self._refusal(fault, value, where))
+            if not jnp.issubdtype(value.dtype, jnp.floating):
+                raise FieldError(self._refusal("no floating-point numbers", value, where))
             _check_shape(self, tuple(value.shape[axes:]), value, where)
             invert = cast("Any", ft.partial(_inverted, self, axes))  # pyright: ignore[reportUnknownArgumentType]
             found = untyped_jax.eval_shape(invert, value) if is_shape else invert(value)
@@ -119,11 +115,6 @@ class Constraint(AbstractConstraint):
             f"{where} breaks its constraint {self!r}, {self.bound()}: {fault} in {describe(value)}"
         )
         return explain(fact, hint=f"pm.constraints.{self!r}.forward(unconstrained)")
-
-
-def _fault(constraint: Constraint, value: Any) -> str | None:
-    is_real = jnp.issubdtype(value.dtype, jnp.floating)
-    return constraint.misfit(value) if is_real else "no floating-point numbers"
 
 
 def _check_shape(constraint: Constraint, shape: tuple[int, ...], value: Any, where: str) -> None:

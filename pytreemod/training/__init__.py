@@ -5,8 +5,8 @@ updates, parameters through a function). The constraints of fields, the dtypes o
 parameters and computation, and the loss scale for float16 belong here, too.
 
 A story of one file each: `optimizers.py`, and `per_layer.py` for layers that are stacked;
-`constraints.py`; `precision_rules.py` and `loss_scaling.py`; `low_rank.py`, `mapped_parameters.py`
-and `quantization.py`.
+`constraints.py`; `precision_rules.py` and `loss_scaling.py`; `mapped_parameters.py`, on which
+`low_rank.py` and `quantization.py` build; `automatic_axes.py` for a mesh with explicit axes.
 
 May import `transform`, `state` and the rooms below them, but not optax: any object with `init` and
 `update` is a transformation.

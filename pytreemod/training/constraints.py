@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools as ft
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -47,31 +48,28 @@ __all__ = [
 _Shape = tuple[int, ...]
 
 
-class _Checked(Constraint):
-    """A constraint whose traced values are checked when the program runs."""
-
-    def refuse_traced(self, unconstrained: Any, is_right: Any, message: str) -> Any:
-        """Return the array, which fails at run time if the value was outside the bound."""
-        return error_if(unconstrained, ~is_right, message)
-
-
 @dataclasses.dataclass(frozen=True, repr=False)
-class _Map(_Checked):
-    """A constraint made of two functions, which are compared by identity.
+class _Map(Constraint):
+    """A constraint whose maps are computed in float32 at least: `_onto`, and its inverse, `_back`.
 
     Attributes:
-        name: its name in code.
-        words: its bound.
-        to: `forward`.
-        back: `inverse`.
-        shape: the shape of the value, from that of the unconstrained array; None if it is the same.
+        name: in code.
+        words: the condition on a value.
+        lower: a bound of each number of a value, to which rounding must not lead.
+        upper: the same.
     """
 
-    name: str
-    words: str
-    to: Callable[[Any], Any]
-    back: Callable[[Any], Any]
-    shape: Callable[[_Shape], _Shape | None] | None = None
+    name: str = dataclasses.field(compare=False)
+    words: str = dataclasses.field(compare=False)
+    _: dataclasses.KW_ONLY
+    lower: float = -math.inf
+    upper: float = math.inf
+
+    @abstractmethod
+    def _onto(self, u: Any) -> Any: ...
+
+    @abstractmethod
+    def _back(self, x: Any) -> Any: ...
 
     def __repr__(self) -> str:
         return self.name
@@ -82,75 +80,38 @@ class _Map(_Checked):
 
     def forward(self, unconstrained: Any) -> Any:
         """Return the constrained value."""
-        return self.to(jnp.asarray(unconstrained))
-
-    def inverse(self, constrained: Any) -> Any:
-        """Return an array that `forward` maps to the value."""
-        return self.back(jnp.asarray(constrained))
-
-    def shape_of(self, unconstrained: _Shape) -> _Shape | None:
-        """Return the shape of the value; None if only `forward` knows."""
-        return unconstrained if self.shape is None else self.shape(unconstrained)
-
-
-# ---- numbers
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class _Range(_Checked):
-    """Each number between two bounds, either of which may be infinite."""
-
-    lower: float
-    upper: float
-    name: str = dataclasses.field(compare=False)
-
-    def __repr__(self) -> str:
-        return self.name
-
-    def bound(self) -> str:
-        """Return the condition on a value, in words."""
-        parts = [f"greater than {self.lower}"] * (self.lower > -math.inf)
-        parts += [f"less than {self.upper}"] * (self.upper < math.inf)
-        return f"finite numbers {' and '.join(parts)}".rstrip()
-
-    def forward(self, unconstrained: Any) -> Any:
-        """Return the constrained value."""
-        u = jnp.asarray(unconstrained)
-        if self.lower == -math.inf and self.upper == math.inf:
-            return u
-        if self.upper == math.inf:
-            x = self.lower + _exp(u)
-        elif self.lower == -math.inf:
-            x = self.upper - _exp(u)
-        else:
-            # From the nearer end: near an end that is zero, a number has more digits. Not in
-            # float16, in which the powers of small numbers would underflow.
-            low, high = (jax.nn.sigmoid(_wide(end)) for end in (u, -u))
-            if low.dtype != u.dtype:
-                low, high = low.astype(u.dtype), high.astype(u.dtype)
-            width = self.upper - self.lower
-            x = jnp.where(u < 0, self.lower + width * low, self.upper - width * high)
-        return jnp.clip(x, *self._inside(u.dtype))
-
-    def inverse(self, constrained: Any) -> Any:
-        """Return an array that `forward` maps to the value."""
-        x = jnp.asarray(constrained)
+        x = _widely(self._onto, unconstrained)
         if self.lower == -math.inf and self.upper == math.inf:
             return x
-        if self.upper == math.inf:
-            return jnp.log(x - self.lower)
-        if self.lower == -math.inf:
-            return jnp.log(self.upper - x)
-        return jnp.log(x - self.lower) - jnp.log(self.upper - x)
+        return jnp.clip(x, _next_to(self.lower, 1.0, x.dtype), _next_to(self.upper, -1.0, x.dtype))
 
-    def misfit(self, value: Any) -> str | None:
-        """Return what is wrong with the dtype: it may have no number between the bounds."""
-        least, most = self._inside(value.dtype)
-        return None if least <= most else "no number between the bounds"
+    def inverse(self, constrained: Any) -> Any:
+        """Return an array that `forward` maps to the value."""
+        return _widely(self._back, constrained)
 
-    def _inside(self, dtype: Any) -> tuple[float, float]:
-        """Return the least and the greatest number of a dtype between the bounds."""
-        return _next_to(self.lower, 1.0, dtype), _next_to(self.upper, -1.0, dtype)
+    def refuse_traced(self, unconstrained: Any, is_right: Any, message: str) -> Any:
+        """Return the array, which fails at run time if the value was outside the bound."""
+        return error_if(unconstrained, ~is_right, message)
+
+
+def _widely(fn: Callable[[Any], Any], given: Any) -> Any:
+    """Compute in float32 what would lose digits, or underflow, in half precision."""
+    x = jnp.asarray(given)
+    return fn(x.astype(jnp.float32)).astype(x.dtype) if x.dtype.itemsize < 4 else fn(x)
+
+
+@ft.cache
+def _next_to(bound: float, towards: float, dtype: Any) -> float:
+    """Return the finite number of a dtype next to a bound, in a direction."""
+    kind = np.dtype(dtype).type
+    with np.errstate(over="ignore"):
+        found = float(np.nextafter(kind(bound), kind(math.copysign(math.inf, towards))))
+    if bound == 0:
+        # Not the smallest number, if compiled code takes it for zero. It does not in float16, whose
+        # smallest numbers are ordinary ones in float32, in which it is computed.
+        wide = dtype if np.dtype(dtype).itemsize > 4 else jnp.float32
+        return math.copysign(max(abs(found), float(untyped_jax.numpy.finfo(wide).tiny)), towards)
+    return found
 
 
 def _exp(u: Any) -> Any:
@@ -159,41 +120,40 @@ def _exp(u: Any) -> Any:
     return jnp.exp(jnp.minimum(u, math.log(known.max) * (1 - 2 * float(known.eps))))
 
 
-def _wide(x: Any) -> Any:
-    return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+# ---- numbers
 
 
-@ft.cache
-def _next_to(bound: float, towards: float, dtype: Any) -> float:
-    """Return the finite number of a dtype next to a bound, in a direction."""
-    known = untyped_jax.numpy.finfo(dtype)
-    if math.isinf(bound):
-        return math.copysign(float(known.max), bound)
-    if bound == 0:
-        # Not the smallest number, if compiled code takes it for zero. It does not in float16, whose
-        # smallest numbers are ordinary ones in float32, in which it is computed.
-        wide = dtype if np.dtype(dtype).itemsize > 4 else jnp.float32
-        least = max(float(known.smallest_subnormal), float(untyped_jax.numpy.finfo(wide).tiny))
-        return math.copysign(least, towards)
-    kind = np.dtype(dtype).type
-    with np.errstate(over="ignore"):
-        return float(np.nextafter(kind(bound), kind(math.copysign(math.inf, towards))))
+class _Range(_Map):
+    """Each number between two bounds, either of which may be infinite."""
+
+    def _onto(self, u: Any) -> Any:
+        if self.lower == -math.inf:
+            return u if self.upper == math.inf else self.upper - _exp(u)
+        if self.upper == math.inf:
+            return self.lower + _exp(u)
+        # From the nearer end: near an end that is zero, a number has more digits.
+        low, high = ((self.upper - self.lower) * jax.nn.sigmoid(end) for end in (u, -u))
+        return jnp.where(u < 0, self.lower + low, self.upper - high)
+
+    def _back(self, x: Any) -> Any:
+        if self.lower == -math.inf:
+            return x if self.upper == math.inf else jnp.log(self.upper - x)
+        above = jnp.log(x - self.lower)
+        return above if self.upper == math.inf else above - jnp.log(self.upper - x)
 
 
-def _softplus(u: Any) -> Any:
-    return jnp.clip(
-        jax.nn.softplus(u), _next_to(0.0, 1.0, u.dtype), _next_to(math.inf, -1.0, u.dtype)
-    )
+class _Softplus(_Map):
+    def _onto(self, u: Any) -> Any:
+        return jax.nn.softplus(u)
+
+    def _back(self, x: Any) -> Any:
+        return x + jnp.log(-jnp.expm1(-x))
 
 
-def _softplus_inverse(x: Any) -> Any:
-    return x + jnp.log(-jnp.expm1(-x))
-
-
-real: Constraint = _Range(-math.inf, math.inf, "real")
+real: Constraint = _Range("real", "finite numbers")
 """Finite numbers: no bound. For code that takes any constraint."""
 
-positive: Constraint = _Range(0.0, math.inf, "positive")
+positive: Constraint = _Range("positive", "finite numbers greater than 0.0", lower=0.0)
 """Greater than zero: `exp`, whose inverse is `log`. An optimizer step is a factor, whatever
 the size of the value, as scales, rates and variances need. numpyro and PyTorch use this map, too.
 
@@ -201,13 +161,13 @@ The stored array is `log x`, so a value is exact to `1 + |log x|` roundings of i
 `e^-8` to `e^8` that is `1e-6` in `float32`, 0.5 % in `float16` and 4 % in `bfloat16`. Store a value
 that must be more exact in `float32`."""
 
-softplus_positive: Constraint = _Map(
-    "softplus_positive", positive.bound(), _softplus, _softplus_inverse
-)
+softplus_positive: Constraint = _Softplus("softplus_positive", positive.bound(), lower=0.0)
 """Greater than zero: `softplus`, `log(1 + exp(u))`. Nearly `u` itself for large values, so
 that they grow by sums and not by factors; nearly `exp(u)` for small ones. numpyro's name."""
 
-unit_interval: Constraint = _Range(0.0, 1.0, "unit_interval")
+unit_interval: Constraint = _Range(
+    "unit_interval", "finite numbers greater than 0.0 and less than 1.0", lower=0.0, upper=1.0
+)
 """Between zero and one: the logistic function. `interval(0.0, 1.0)`."""
 
 
@@ -229,7 +189,7 @@ def greater_than(lower_bound: float) -> Constraint:
         Array(3., dtype=float32, weak_type=True)
     """
     lower = _bound("greater_than(lower_bound)", lower_bound)
-    return _Range(lower, math.inf, f"greater_than({lower})")
+    return _Range(f"greater_than({lower})", f"finite numbers greater than {lower}", lower=lower)
 
 
 def less_than(upper_bound: float) -> Constraint:
@@ -250,7 +210,7 @@ def less_than(upper_bound: float) -> Constraint:
         Array(1., dtype=float32, weak_type=True)
     """
     upper = _bound("less_than(upper_bound)", upper_bound)
-    return _Range(-math.inf, upper, f"less_than({upper})")
+    return _Range(f"less_than({upper})", f"finite numbers less than {upper}", upper=upper)
 
 
 def interval(lower_bound: float, upper_bound: float) -> Constraint:
@@ -275,133 +235,110 @@ def interval(lower_bound: float, upper_bound: float) -> Constraint:
     upper = _bound("interval(upper_bound)", upper_bound)
     if not (lower < upper and math.isfinite(upper - lower)):
         raise ArgumentError(f"interval: {upper} is not above {lower}")
-    return _Range(lower, upper, f"interval({lower}, {upper})")
+    words = f"finite numbers greater than {lower} and less than {upper}"
+    return _Range(f"interval({lower}, {upper})", words, lower=lower, upper=upper)
 
 
 def _bound(where: str, given: Any) -> float:
-    # Python's or NumPy's numbers: a traced value, or an array, is not a constant of the program.
-    kinds: tuple[Any, ...] = (int, float, np.integer, np.floating)
-    if not isinstance(given, kinds) or isinstance(given, bool) or not math.isfinite(given):
+    bound = float(given) + 0.0  # Zero has one sign.
+    if not math.isfinite(bound):
         raise ArgumentError(where, "a finite number", describe(given))
-    return float(given) + 0.0  # Zero has one sign.
+    return bound
 
 
-# ---- vectors
+# ---- vectors and matrices
 
 
-def _shares(u: Any) -> Any:
-    # Adding one number to all changes no share: the last is fixed at zero, so that the inverse is
-    # unique. A share that underflows to zero would have no inverse.
-    last = jnp.zeros_like(u, shape=(*u.shape[:-1], 1))
-    shares = jax.nn.softmax(jnp.concatenate([u, last], axis=-1), axis=-1)
-    return jnp.maximum(shares, _next_to(0.0, 1.0, u.dtype))
+class _Simplex(_Map):
+    def _onto(self, u: Any) -> Any:
+        # Adding one number to all changes no share: the last is fixed at zero, so that the inverse
+        # is unique.
+        last = jnp.zeros_like(u, shape=(*u.shape[:-1], 1))
+        return jax.nn.softmax(jnp.concatenate([u, last], axis=-1), axis=-1)
+
+    def _back(self, x: Any) -> Any:
+        return jnp.log(x[..., :-1]) - jnp.log(x[..., -1:])
+
+    def shape_of(self, unconstrained: _Shape) -> _Shape:
+        return *unconstrained[:-1], unconstrained[-1] + 1
 
 
-def _shares_inverse(x: Any) -> Any:
-    return jnp.log(x[..., :-1]) - jnp.log(x[..., -1:])
+class _Ordered(_Map):
+    def _onto(self, u: Any) -> Any:
+        return jnp.cumsum(jnp.concatenate([u[..., :1], _exp(u[..., 1:])], axis=-1), axis=-1)
+
+    def _back(self, x: Any) -> Any:
+        return jnp.concatenate([x[..., :1], jnp.log(jnp.diff(x, axis=-1))], axis=-1)
 
 
-def _one_more(shape: _Shape) -> _Shape:
-    return *shape[:-1], shape[-1] + 1
+class _Triangle(_Map):
+    def forward(self, unconstrained: Any) -> Any:
+        # In its dtype, in which the diagonal is to be greater than zero.
+        return self._onto(jnp.asarray(unconstrained))
+
+    def _onto(self, u: Any) -> Any:
+        shape = self.shape_of(u.shape)
+        rows, columns = np.tril_indices(shape[-1], -1)
+        below, diagonal = u[..., : len(rows)], positive.forward(u[..., len(rows) :])
+        zeros, ends = jnp.zeros_like(u, shape=shape), np.arange(shape[-1])
+        return zeros.at[..., rows, columns].set(below).at[..., ends, ends].set(diagonal)
+
+    def _back(self, x: Any) -> Any:
+        rows, columns = np.tril_indices(x.shape[-1], -1)
+        diagonal = untyped_jax.numpy.diagonal(x, axis1=-2, axis2=-1)
+        return jnp.concatenate([x[..., rows, columns], positive.inverse(diagonal)], axis=-1)
+
+    def shape_of(self, unconstrained: _Shape) -> _Shape:
+        # There are n (n + 1) / 2 numbers on the diagonal and below.
+        size = (math.isqrt(8 * unconstrained[-1] + 1) - 1) // 2
+        return *unconstrained[:-1], size, size
 
 
-def _ordered(u: Any) -> Any:
-    return jnp.cumsum(jnp.concatenate([u[..., :1], _exp(u[..., 1:])], axis=-1), axis=-1)
+class _Definite(_Triangle):
+    def _onto(self, u: Any) -> Any:
+        factor = super()._onto(u)
+        # In the default precision of an accelerator the product might not be definite.
+        return jnp.matmul(factor, jnp.matrix_transpose(factor), precision="highest")
+
+    def _back(self, x: Any) -> Any:
+        return super()._back(jnp.linalg.cholesky(x))
 
 
-def _ordered_inverse(x: Any) -> Any:
-    return jnp.concatenate([x[..., :1], jnp.log(jnp.diff(x, axis=-1))], axis=-1)
+class _Orthogonal(_Map):
+    def _onto(self, u: Any) -> Any:
+        q, r = jnp.linalg.qr(u)
+        diagonal = untyped_jax.numpy.diagonal(r, axis1=-2, axis2=-1)
+        # Not by `sign`, which is zero for a column that depends on those before it.
+        return q * jnp.where(diagonal < 0, -1, 1).astype(q.dtype)[..., None, :]
+
+    def _back(self, x: Any) -> Any:
+        return x
 
 
-simplex: Constraint = _Map(
-    "simplex",
-    "numbers greater than 0.0 whose sum over the last axis is 1.0",
-    _shares,
-    _shares_inverse,
-    _one_more,
+# A share that underflows to zero would have no inverse.
+simplex: Constraint = _Simplex(
+    "simplex", "numbers greater than 0.0 whose sum over the last axis is 1.0", lower=0.0
 )
 """Shares: positive numbers whose sum over the last axis is one. The `softmax` of one number fewer,
 and zero, which is more precise than breaking sticks (numpyro's and PyTorch's map)."""
 
-ordered_vector: Constraint = _Map(
-    "ordered_vector",
-    "finite numbers, each greater than the one before it",
-    _ordered,
-    _ordered_inverse,
+ordered_vector: Constraint = _Ordered(
+    "ordered_vector", "finite numbers, each greater than the one before it"
 )
 """Numbers that increase along the last axis: the first, and the logarithms of the differences."""
 
-
-# ---- matrices
-
-
-def _size(count: int) -> int:
-    """Return the size of a matrix with this many numbers on and below the diagonal."""
-    return (math.isqrt(8 * count + 1) - 1) // 2
-
-
-def _square(shape: _Shape) -> _Shape:
-    return *shape[:-1], _size(shape[-1]), _size(shape[-1])
-
-
-def _triangle(u: Any) -> Any:
-    size = _size(u.shape[-1])
-    rows, columns = np.tril_indices(size, -1)
-    below, diagonal = u[..., : len(rows)], positive.forward(u[..., len(rows) :])
-    zeros, ends = jnp.zeros_like(u, shape=_square(u.shape)), np.arange(size)
-    return zeros.at[..., rows, columns].set(below).at[..., ends, ends].set(diagonal)
-
-
-def _triangle_inverse(x: Any) -> Any:
-    rows, columns = np.tril_indices(x.shape[-1], -1)
-    diagonal = untyped_jax.numpy.diagonal(x, axis1=-2, axis2=-1)
-    return jnp.concatenate([x[..., rows, columns], positive.inverse(diagonal)], axis=-1)
-
-
-def _definite(u: Any) -> Any:
-    factor = _triangle(u)
-    # In the default precision of an accelerator the product might not be definite.
-    return jnp.matmul(factor, jnp.matrix_transpose(factor), precision="highest")
-
-
-def _definite_inverse(x: Any) -> Any:
-    return _triangle_inverse(jnp.linalg.cholesky(_wide(x)).astype(x.dtype))
-
-
-def _orthonormal(u: Any) -> Any:
-    q, r = jnp.linalg.qr(_wide(u))
-    diagonal = untyped_jax.numpy.diagonal(r, axis1=-2, axis2=-1)
-    # Not by `sign`, which is zero for a column that depends on those before it.
-    signs = jnp.where(diagonal < 0, -1, 1).astype(q.dtype)
-    return (q * signs[..., None, :]).astype(u.dtype)
-
-
-def _same(x: Any) -> Any:
-    return x
-
-
-lower_cholesky: Constraint = _Map(
-    "lower_cholesky",
-    "zeros above the diagonal, and numbers greater than 0.0 on it",
-    _triangle,
-    _triangle_inverse,
-    _square,
+lower_cholesky: Constraint = _Triangle(
+    "lower_cholesky", "zeros above the diagonal, and numbers greater than 0.0 on it"
 )
 """Lower-triangular matrices with a positive diagonal, as Cholesky factors are. The stored array
 has the numbers below the diagonal, and the logarithms of the diagonal: `n (n + 1) / 2` numbers."""
 
-positive_definite: Constraint = _Map(
-    "positive_definite",
-    "symmetric matrices whose eigenvalues are greater than 0.0",
-    _definite,
-    _definite_inverse,
-    _square,
+positive_definite: Constraint = _Definite(
+    "positive_definite", "symmetric matrices whose eigenvalues are greater than 0.0"
 )
 """Symmetric matrices with positive eigenvalues: a `lower_cholesky` factor times its transpose."""
 
-orthogonal: Constraint = _Map(
-    "orthogonal", "columns of length 1.0 that are at right angles", _orthonormal, _same
-)
+orthogonal: Constraint = _Orthogonal("orthogonal", "columns of length 1.0 that are at right angles")
 """Matrices, square or taller than wide, with orthonormal columns: the `Q` of the decomposition
 `QR`, with the signs that make the diagonal of `R` positive.
 
@@ -440,12 +377,21 @@ def bijection(forward: Callable[[Any], Any], inverse: Callable[[Any], Any]) -> C
     for name, function in (("forward", forward), ("inverse", inverse)):
         if not callable(function) or is_node(function):
             raise ArgumentError(f"bijection({name})", "a function", describe(function))
-    ends = [
-        getattr(function, "__name__", type(function).__name__) for function in (forward, inverse)
-    ]
-    words = f"a value x with {ends[0]}({ends[1]}(x)) == x"
-    return _Map(f"bijection({', '.join(ends)})", words, forward, inverse, _unknown)
+    one, two = (getattr(each, "__name__", type(each).__name__) for each in (forward, inverse))
+    words = f"a value x with {one}({two}(x)) == x"
+    return _Bijection(f"bijection({one}, {two})", words, forward, inverse)
 
 
-def _unknown(shape: _Shape) -> _Shape | None:
-    return None
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Bijection(_Map):
+    onto: Callable[[Any], Any]
+    back: Callable[[Any], Any]
+
+    def _onto(self, u: Any) -> Any:
+        return self.onto(u)
+
+    def _back(self, x: Any) -> Any:
+        return self.back(x)
+
+    def shape_of(self, unconstrained: _Shape) -> None:
+        """Only `forward` knows."""

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from pytreemod.errors import ArgumentError, StructureError, describe
 from pytreemod.module.classes import Module
@@ -51,7 +50,7 @@ class LossScale(Module):
     Args:
         initial: the first factor, from 2**-126 to 2**126; not below `minimum` if it adapts.
         period: the number of finite steps after which the factor grows, >= 1; None for never.
-        growth: the number to multiply or divide by, > 1 as a float32.
+        growth: the number to multiply or divide by, > 1.
         minimum: the smallest factor.
 
     Raises:
@@ -88,14 +87,10 @@ class LossScale(Module):
         growth: float = 2.0,
         minimum: float = 1.0,
     ):
-        is_right = _LEAST <= minimum <= _MOST and _LEAST <= initial <= _MOST
-        # As a float32: 1 + 1e-9 is 1.
-        is_right = is_right and 1 < np.float32(growth) <= _MOST
-        if not is_right or (period is not None and (period < 1 or initial < minimum)):
-            raise ArgumentError(
-                "LossScale: initial and minimum are from 2**-126 to 2**126, growth is more than 1, "
-                "period at least 1 step, and then initial not below minimum"
-            )
+        adapts = period is None or (period >= 1 and _LEAST <= minimum <= initial)
+        if not (_LEAST <= initial <= _MOST and growth > 1 and adapts):
+            fact = "initial is from 2**-126 to 2**126, and not below minimum; growth is above 1"
+            raise ArgumentError(f"LossScale: {fact}; period is at least 1 step")
         self.period, self.growth, self.minimum = period, float(growth), float(minimum)
         self.loss_scale = jnp.asarray(initial, jnp.float32)
         self.counter = jnp.asarray(0, jnp.int32)
@@ -123,15 +118,14 @@ class LossScale(Module):
         finite = _check_bool("LossScale.adjust(grads_finite)", grads_finite)
         if self.period is None:
             return self
-        counter = self.counter + 1
-        is_due = counter >= self.period
+        is_due = self.counter + 1 >= self.period
         grown = self.loss_scale * self.growth
         up = jnp.where(is_due & (grown <= _MOST), grown, self.loss_scale)
         # Otherwise a loss that is never finite would bring the factor, and all gradients, to zero.
         down = jnp.maximum(self.loss_scale / self.growth, self.minimum)
         return self.replace(
             loss_scale=jnp.where(finite, up, down),
-            counter=jnp.where(finite & ~is_due, counter, jnp.zeros_like(counter)),
+            counter=jnp.where(finite & ~is_due, self.counter + 1, 0),
         )
 
 
@@ -150,8 +144,7 @@ def all_finite(tree: PyTree) -> jax.Array:
         >>> bool(pm.all_finite({"a": jnp.ones(3), "b": None, "c": jnp.asarray(jnp.inf)}))
         False
     """
-    arrays = [leaf for leaf in jtu.tree_leaves(tree) if is_inexact_array(leaf)]
-    answers = [jnp.all(jnp.isfinite(array)) for array in arrays]
+    answers = [jnp.isfinite(x).all() for x in jtu.tree_leaves(tree) if is_inexact_array(x)]
     return jnp.all(jnp.stack(answers)) if answers else jnp.asarray(True)
 
 
@@ -181,9 +174,7 @@ def select_tree(pred: Any, on_true: _T, on_false: _T) -> _T:
         2.0
     """
     pred = _check_bool("select_tree(pred)", pred)
-    on_true, on_false = (
-        jtu.tree_map(_restored, tree, is_leaf=is_state) for tree in (on_true, on_false)
-    )
+    on_false = jtu.tree_map(_restored, on_false, is_leaf=is_state)
     found = compare(on_true, on_false, have_one_type)
     if found:
         at = [each.line(form="{} and {}") for each in found]
@@ -209,7 +200,6 @@ def _restored(node: Any) -> Any:
 
 
 def _check_bool(where: str, value: Any) -> Any:
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if isinstance(value, bool) or (shape == () and dtype == np.dtype(bool)):
-        return value
-    raise ArgumentError(where, "a single bool", describe(value), hint="pm.all_finite(grads)")
+    if jnp.shape(value) != () or jnp.result_type(value) != jnp.bool_:
+        raise ArgumentError(where, "a single bool", describe(value), hint="pm.all_finite(grads)")
+    return value

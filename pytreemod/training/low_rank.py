@@ -6,11 +6,11 @@ gives the sum. A role decides what to train, as everywhere.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+import numpy as np
 from jaxtyping import Array, Inexact
 
 from pytreemod.errors import ArgumentError, SpecError, describe
@@ -19,13 +19,12 @@ from pytreemod.module.fields import field
 from pytreemod.module.reading import is_computed, shape_of_one
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.streams import hashes_of
-from pytreemod.training.chosen_parameters import Parameter, choose_parameters
-from pytreemod.tree.paths import path_text, step_names
+from pytreemod.training.automatic_axes import with_automatic_axes
+from pytreemod.training.mapped_parameters import Parameter, replace_parameters
+from pytreemod.tree.paths import step_names
 from pytreemod.tree.predicates import is_inexact_array
-from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import as_selector
-from pytreemod.tree.surgery import replace_at
-from pytreemod.typing import Tracer, untyped_jax
+from pytreemod.typing import jtu
 
 _M = TypeVar("_M")
 
@@ -43,24 +42,12 @@ class LowRank(Computed):
 
     def value(self) -> Array:
         """Return the sum."""
-        base = self.base
-        if AxisType.Explicit in jax.typeof(base).sharding.mesh.axis_types:
-            return base + self.scale * _sharded_product(self.b, self.a, base)
-        return base + self.scale * (self.b @ self.a)
+        # On a mesh, of the factors each device has the part that it needs.
+        product = with_automatic_axes(jnp.matmul, self.b, self.a, like=lambda: self.base)
+        return self.base + self.scale * product
 
     def __part_axis_names__(self, names: Any) -> dict[str, Any]:
         return {"a": (None, names[1]), "b": (names[0], None)}
-
-
-def _sharded_product(b: Array, a: Array, base: Array) -> Array:
-    """The update, split as the matrix is: of its factors each device has the part that it needs."""
-    sharding = jax.typeof(base).sharding if isinstance(base, Tracer) else base.sharding
-    to = cast("NamedSharding", sharding)
-    rows, columns = (*to.spec, None, None)[:2]
-    factors = ((b, PartitionSpec(rows, None)), (a, PartitionSpec(None, columns)))
-    reshard = untyped_jax.sharding.reshard
-    b, a = (reshard(factor, NamedSharding(to.mesh, spec)) for factor, spec in factors)
-    return jnp.matmul(b, a, out_sharding=to)
 
 
 def lora(
@@ -114,36 +101,11 @@ def lora(
         Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models",
         https://arxiv.org/abs/2106.09685, section 4.1.
     """
-    if not isinstance(rank, int) or rank < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
+    if rank < 1:
         raise ArgumentError("lora(rank)", "an integer of at least 1", describe(rank))
     scale = 1.0 if alpha is None else float(alpha) / rank
     seed = next(key) if isinstance(key, InitKeys) else key
-    model = with_new_containers(model)
-    chosen = choose_parameters(model, as_selector(selector).mask(model))
-    matrices = [one for one in chosen if _is_matrix(one)]
-    if not matrices:
-        at = [f"{path_text(one.path)}: {describe(one.node)}" for one in chosen]
-        raise SpecError(f"lora: {selector!r} picks no matrix", at=at)
-    adapted = [path_text(one.path) for one in matrices if isinstance(one.node, LowRank)]
-    if adapted:
-        hint = f"model = pm.resolve(model, {adapted[0]!r})"
-        raise SpecError("lora: matrices that have an update", at=adapted, hint=hint)
-    # One by one: taking many keys out of one array would compile a longer program.
-    names = hashes_of([".".join(step_names(one.path)) for one in matrices])
-    keys = [jax.random.fold_in(seed, number) for number in names]
-    pairs = zip(matrices, keys, strict=True)
-    return replace_at(model, [(one.path, _adapted(one, rank, scale, k)) for one, k in pairs])
 
-
-def _is_matrix(parameter: Parameter) -> bool:
-    """Whether it is a matrix in each layer."""
-    node = parameter.node
-    if is_computed(node):
-        return len(shape_of_one(node) or ()) == 2
-    return is_inexact_array(node) and node.ndim == 2 + parameter.members
-
-
-def _adapted(parameter: Parameter, rank: int, scale: float, key: Any) -> Any:
     def adapt(base: Any, key: Any) -> LowRank:
         # The base may be a computed leaf, which is no matrix until it is read: its shape suffices.
         like: Any = jax.eval_shape(base.value) if is_computed(base) else base
@@ -152,6 +114,24 @@ def _adapted(parameter: Parameter, rank: int, scale: float, key: Any) -> Any:
         a = jax.random.normal(key, (rank, n), dtype) * max(n, 1) ** -0.5
         return LowRank(base, a, jnp.zeros((m, rank), dtype), scale)
 
-    sizes = parameter.sizes()
-    keys = jax.random.split(key, sizes) if sizes else key
-    return parameter.each(adapt)(parameter.node, keys)
+    def make(one: Parameter) -> Any:
+        if not _is_matrix(one):
+            return None
+        if isinstance(one.node, LowRank):
+            hint = f"model = pm.resolve(model, {one.text()!r})"
+            raise SpecError(f"lora: {one.text()} has an update already", hint=hint)
+        (number,) = hashes_of([".".join(step_names(one.path))])
+        own = jax.random.fold_in(seed, number)
+        sizes = np.shape(jtu.tree_leaves(one.node)[0])[: one.axes]
+        return one.map(adapt, jax.random.split(own, sizes) if sizes else own)
+
+    picks = as_selector(selector).mask(model)
+    return replace_parameters(f"lora: {selector!r}", model, picks, make)
+
+
+def _is_matrix(parameter: Parameter) -> bool:
+    """Whether it is a matrix in each layer."""
+    node = parameter.node
+    if is_computed(node):
+        return len(shape_of_one(node) or ()) == 2
+    return is_inexact_array(node) and node.ndim == 2 + parameter.axes

@@ -8,6 +8,7 @@ optax.
 
 from __future__ import annotations
 
+import functools as ft
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -16,21 +17,15 @@ import jax.numpy as jnp
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, StructureError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
-from pytreemod.training.per_layer import (
-    accepted,
-    check_transformation,
-    is_same_stacked,
-    per_layer,
-    per_member,
-)
-from pytreemod.training.rules_on_meshes import init_on_mesh, update_on_mesh
+from pytreemod.training.automatic_axes import mirrored, with_automatic_axes
+from pytreemod.training.per_layer import accepted, is_same_stacked, per_layer, per_member
 from pytreemod.transform.capturing import released
 from pytreemod.transform.chosen_leaves import trainable_mask, warn_of_shared
 from pytreemod.tree.members import holds_of
 from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.prefixes import By, by, first_of
-from pytreemod.tree.selecting import Locations, as_selector, refuse_unmatched
+from pytreemod.tree.selecting import Locations, refuse_unmatched
 from pytreemod.tree.split_arrays import sharded_as
 from pytreemod.tree.tangents import apply_updates
 from pytreemod.typing import PyTree, jtu
@@ -39,7 +34,6 @@ _T = TypeVar("_T")
 # Not `Self`, which runtime type checkers (beartype) refuse in single methods.
 _O = TypeVar("_O", bound="Optimizer")
 
-_STACKED = ("per layer", "as one")
 _INIT = "opt = pm.Optimizer(rules).init(model)"
 
 
@@ -80,9 +74,6 @@ class Optimizer(Module):
         stacked: `"per layer"`; or `"as one"`: rules are not tried, and get the stacked arrays of a
             Stack or an Ensemble as single arrays, as with plain optax.
 
-    Raises:
-        ArgumentError: if a rule is no transformation, or `stacked` is another word.
-
     Examples:
         >>> import jax, jax.numpy as jnp, optax
         >>> import pytreemod as pm
@@ -115,14 +106,6 @@ class Optimizer(Module):
         self.rules, self.before, self.stacked = rules, before, stacked
         self.labels, self.states, self.before_state = (), (), None
 
-    def __check_init__(self) -> None:
-        for where, rules in (("rules", self._transformations()), ("before", [self.before])):
-            for rule in rules:
-                if rule is not None:
-                    check_transformation(f"Optimizer({where})", rule)
-        if self.stacked not in _STACKED:
-            raise ArgumentError("Optimizer(stacked)", " or ".join(_STACKED), describe(self.stacked))
-
     def init(self: _O, model: PyTree) -> _O:
         """Decide for each leaf of a model, and make the state.
 
@@ -142,7 +125,7 @@ class Optimizer(Module):
         """
         # Inside a `capture` the model is wrapped for that one call, but the state is for all.
         model = released(model)
-        selectors, rules = self.rules.selectors, self._transformations()
+        selectors, rules = self.rules.selectors, [rule for _, rule in self.rules.items]
         refuse_unmatched(selectors, [model])
         locs = Locations(locations(model))
         picks = [selector.pick(locs, model, None) for selector in selectors]
@@ -165,12 +148,12 @@ class Optimizer(Module):
 
         def start(what: str, rule: Any, number: int | None) -> Any:
             params = treedef.unflatten(_only(leaves, labels, number))
-            if self.stacked == "per layer":
+            if self.stacked != "as one":
                 _refuse_whole(what, rule, params)
-            return init_on_mesh(rule, params)
+            return with_automatic_axes(rule.init, params, like=lambda: mirrored(rule.init, params))
 
         states = tuple(
-            start(_name(selector), rule, i) if i in labels else None
+            start(f"the rule for {selector!r}", rule, i) if i in labels else None
             for i, (selector, rule) in enumerate(self.rules.items)
         )
         own = None if self.before is None else start("`before`", self.before, None)
@@ -190,27 +173,33 @@ class Optimizer(Module):
         Raises:
             ArgumentError: if no rule takes an extra argument.
             StructureError: if the model is not the one that the optimizer was initialized with, a
-                trained leaf has no gradient, or that of a real parameter is complex.
-            ShapeError: if a gradient, or what a rule returns, has another shape.
+                trained leaf has no gradient or one of another shape, or that of a real parameter is
+                complex.
+            ShapeError: if what a rule returns has another shape.
         """
-        rules = self._transformations()
+        rules = [rule for _, rule in self.rules.items]
         names = {name for rule in (self.before, *rules) if rule for name in accepted(rule, extra)}
         if extra.keys() - names:
             raise ArgumentError(f"Optimizer.update: no rule takes {min(extra.keys() - names)!r}")
         leaves, treedef = jtu.tree_flatten(model)
-        self._check_count(len(leaves))
+        if len(self.labels) != len(leaves):
+            known = f"initialized with {len(self.labels)} leaves, and the model has {len(leaves)}"
+            raise StructureError(f"Optimizer.update: the optimizer was {known}", hint=_INIT)
         given = _only(treedef.flatten_up_to(grads), self.labels)
-        self._check_leaves(model, leaves, given)
+        rows = zip(locations(model), self.labels, given, strict=True)
+        wrong = [
+            f"{path_text(loc.path, 'grads')}: {describe(grad)} for {describe(loc.leaf)}"
+            for loc, label, grad in rows
+            if label is not None and (grad is None or jnp.shape(grad) != jnp.shape(loc.leaf))
+        ]
+        if wrong:
+            raise StructureError("Optimizer.update: gradients do not fit the model", at=wrong)
 
         def step(rule: Any, state: Any, given: list[Any], number: int | None) -> Any:
             mine, params = (_only(each, self.labels, number) for each in (given, leaves))
             trees = treedef.unflatten(mine), state, treedef.unflatten(params)
-            try:
-                made, new = update_on_mesh(rule, *trees, accepted(rule, extra))
-            except (TypeError, ValueError) as error:
-                # optax's own says that two trees, or two arrays, do not fit.
-                fact = "Optimizer.update: has the model the structure, shapes and mode of init?"
-                raise StructureError(fact, hint=_INIT) from error
+            update = ft.partial(rule.update, **accepted(rule, extra))
+            made, new = with_automatic_axes(update, *trees, like=lambda: (trees[2], state))
             shapes, others = ([*map(jnp.shape, jtu.tree_leaves(x))] for x in (state, new))
             if shapes != others:
                 # It was broadcast with a model of other shapes.
@@ -229,40 +218,6 @@ class Optimizer(Module):
                 updates = [new if old is None else old for old, new in pairs]
         new = sharded_as(apply_updates(model, treedef.unflatten(updates)), model)
         return new, self.replace(states=tuple(states), before_state=before_state)
-
-    def _transformations(self) -> list[Any]:
-        return [rule for _, rule in self.rules.items]
-
-    def _check_count(self, count: int) -> None:
-        if len(self.labels) != count:
-            known = f"the model has {count} leaves, and had {len(self.labels)} at init"
-            fact = (
-                f"Optimizer.update: {known if self.labels else 'the optimizer was not initialized'}"
-            )
-            raise StructureError(fact, hint=_INIT)
-
-    def _check_leaves(self, model: PyTree, leaves: list[Any], given: list[Any]) -> None:
-        mask = trainable_mask(model, None, "Optimizer.update")
-        rows = enumerate(zip(self.labels, mask, leaves, given, strict=True))
-        wrong = [i for i, (label, *row) in rows if label is not None and not _fits(*row)]
-        if wrong:
-            locs = list(locations(model))
-            at = [
-                f"{path_text(locs[i].path, 'grads')}: {describe(given[i])} for "
-                f"{describe(leaves[i])}{'' if mask[i] else ', which is frozen now'}"
-                for i in wrong
-            ]
-            kind = ShapeError if all(mask[i] and given[i] is not None for i in wrong) else None
-            fact = "Optimizer.update: gradients do not fit the leaves that are trained since init"
-            raise (kind or StructureError)(fact, at=at)
-
-
-def _name(selector: Any) -> str:
-    return "the rule" if selector == as_selector(...) else f"the rule for {selector!r}"
-
-
-def _fits(is_trained: bool, leaf: Any, gradient: Any) -> bool:
-    return is_trained and gradient is not None and jnp.shape(gradient) == jnp.shape(leaf)
 
 
 def _only(
@@ -289,8 +244,7 @@ def _refuse_whole(what: str, rule: Any, params: PyTree) -> None:
         if is_same_stacked(cure(rule), params):
             raise ArgumentError(fact, hint=f"pm.{cure.__name__}(rule)")
     hint = [
-        "map the part that looks at whole arrays; or, if all of it is elementwise, say so:",
-        "optax.chain(optax.clip_by_global_norm(1.0), pm.per_layer(rule))",
-        'pm.Optimizer(rules, stacked="as one")',
+        "optax.chain(optax.clip_by_global_norm(1.0), pm.per_layer(rule))  # of the part that does",
+        'pm.Optimizer(rules, stacked="as one")  # if all of it is elementwise',
     ]
     raise ArgumentError(fact, hint=hint)

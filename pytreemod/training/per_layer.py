@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import functools as ft
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError, describe
-from pytreemod.tree.members import Hold, holds_of, without_axes
+from pytreemod.errors import ArgumentError
+from pytreemod.tree.members import holds_of, without_axes
 from pytreemod.tree.nodes import locations
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.traces import run_again
@@ -86,23 +86,10 @@ def per_member(rule: Any) -> Transformation:
     return _mapped("per_member", rule, "members")
 
 
-def check_transformation(where: str, rule: Any) -> None:
-    """Refuse what has no `init` and `update`.
-
-    Raises:
-        ArgumentError: if it has not.
-    """
-    if isinstance(rule, type) or not (hasattr(rule, "init") and hasattr(rule, "update")):
-        hint = f"pm.{where.partition('(')[0]}(optax.adam(1e-3))"
-        raise ArgumentError(where, "a transformation of optax", describe(rule), hint=hint)
-
-
 def _mapped(name: str, rule: Any, which: _Which) -> Transformation:
-    check_transformation(f"{name}(rule)", rule)
-
     def init(params: PyTree) -> Any:
         groups = _groups(params, which).values()
-        states = tuple(_each(rule.init, group, which, 1)(_only(params, group)) for group in groups)
+        states = tuple(_each(rule.init, group, which)(_only(params, group)) for group in groups)
         if any(map(_is_key, jtu.tree_leaves(states))) and any(group.axes for group in groups):
             raise ArgumentError(f"{name}: each layer would draw the same random numbers")
         return states
@@ -117,7 +104,7 @@ def _mapped(name: str, rule: Any, which: _Which) -> Transformation:
                 raise ArgumentError(f"{name}: the argument {key!r} is for the whole model")
         for group, old in zip(_groups(updates, which).values(), state, strict=True):
             shown = None if params is None else _only(params, group)
-            step = _each(ft.partial(rule.update, **extra), group, which, 3)
+            step = _each(ft.partial(rule.update, **extra), group, which)
             made, new = step(_only(updates, group), old, shown)
             news.append(new)
             for i, leaf in zip(group.places, jtu.tree_leaves(made), strict=True):
@@ -138,18 +125,13 @@ def _groups(tree: PyTree, which: _Which) -> dict[Any, _Group]:
     """Group leaves by the lengths of their axes; members by their Ensemble, too."""
     groups: dict[Any, _Group] = {}
     for i, loc in enumerate(locations(tree)):
-        holds = _mapped_axes(holds_of(loc), which)
+        holds = holds_of(loc)
+        while which == "members" and holds and not holds[-1].is_independent:
+            holds.pop()
         lengths = np.shape(loc.leaf)[: len(holds)]
         key = lengths if which == "all" else (lengths, *(hold.path for hold in holds[-1:]))
         groups.setdefault(key, _Group(len(holds), [])).places.append(i)
     return groups
-
-
-def _mapped_axes(holds: Sequence[Hold], which: _Which) -> Sequence[Hold]:
-    if which == "all":
-        return holds
-    ends = [i + 1 for i, hold in enumerate(holds) if hold.is_independent]
-    return holds[: ends[-1]] if ends else ()
 
 
 def _only(tree: PyTree, group: _Group) -> PyTree:
@@ -157,24 +139,31 @@ def _only(tree: PyTree, group: _Group) -> PyTree:
     return structure.unflatten([x if i in group.places else None for i, x in enumerate(leaves)])
 
 
-def _each(fn: Callable[..., Any], group: _Group, which: _Which, count: int) -> Callable[..., Any]:
+def _each(
+    fn: Callable[..., Any], group: _Group, which: _Which, in_axes: Any = 0, out_axes: int = 0
+) -> Callable[..., Any]:
+    """Map a function over the axes of a group, which its trees lack inside."""
+
     def inner(*args: Any) -> Any:
         with without_axes(which):
             return fn(*args)
 
-    mapped: Callable[..., Any] = inner if group.axes else fn
+    mapped: Callable[..., Any] = inner
     for _ in range(group.axes):
-        mapped = jax.vmap(mapped, in_axes=(0,) * count)
+        mapped = jax.vmap(mapped, in_axes, out_axes)
     return mapped
 
 
 def _is_key(leaf: Any) -> bool:
+    if not is_array(leaf):
+        return False
     # A raw key is two or four numbers.
-    is_raw = is_array(leaf) and leaf.dtype == jnp.uint32
-    return is_raw or (is_array(leaf) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+    return leaf.dtype == jnp.uint32 or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 # ---- trying
+
+_SIZES = np.asarray([1.0, 0.3, 2.0, 0.7, 1.5], np.float32)
 
 
 def is_same_stacked(rule: Any, params: PyTree) -> bool:
@@ -195,31 +184,56 @@ def is_same_stacked(rule: Any, params: PyTree) -> bool:
     """
     leaves, structure = jtu.tree_flatten(params)
     axes = [len(holds_of(loc)) for loc in locations(params)]
+    toys, grads = _toys(leaves, axes)
+    groups = [*_groups(structure.unflatten(toys), "members").values()]
+
+    def in_lists(values: list[Any], group: _Group, first: int) -> PyTree:
+        # The axes of members are kept, and mapped.
+        made: list[Any] = [None] * len(values)
+        for i in group.places:
+            made[i] = _listed(values[i], first + group.axes, axes[i] - group.axes)
+        return structure.unflatten(made)
+
+    def run(stacked: Any, alone: Any) -> Any:
+        steps = ft.partial(_steps, rule)
+        pairs = zip(groups, alone, strict=True)
+        return steps(*stacked), [_each(steps, g, "all", (0, 1), 1)(*trees) for g, trees in pairs]
+
     try:
         # Settings of the caller's concern the real steps.
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             if not _is_state_alike(rule, leaves, structure, axes):
                 return False
-            rng, small, slopes = np.random.default_rng(0), [], []
-            for leaf, count in zip(leaves, axes, strict=True):
-                shape = (*(2,) * count, *(min(n, 4) for n in leaf.shape[count:]))
-                layers = 1 + 2 * np.indices(shape, np.float32)[:count].sum(0)
-                small.append(rng.normal(size=shape).astype(leaf.dtype))
-                slopes.append((rng.normal(size=shape) * layers).astype(leaf.dtype))
-
-            def run(small: list[Any], slopes: list[Any]) -> tuple[list[Any], list[Any]]:
-                together = _steps(rule, *map(structure.unflatten, (small, slopes)))
-                return jtu.tree_leaves(together), _apart(rule, structure, axes, small, slopes)
-
-            made = _compiled(run, small, slopes)
-            rows = zip(made[: len(axes)], made[len(axes) :], axes, strict=True)
+            stacked = structure.unflatten(toys), structure.unflatten(grads)
+            alone = [(in_lists(toys, group, 0), in_lists(grads, group, 1)) for group in groups]
+            made, others = _compiled(run, stacked, alone)
+            as_one = structure.flatten_up_to(made)
+            for group, other in zip(groups, others, strict=True):
+                apart = structure.flatten_up_to(other)
+                for i in group.places:
+                    y = np.stack(jtu.tree_leaves(apart[i]), 1 + group.axes)
+                    if not _are_close(np.asarray(as_one[i]), y, axes[i] > 0):
+                        return False
     # A rule may raise anything.
     except Exception:
         return False
-    return all(_are_close(np.asarray(x), np.asarray(y), count > 0) for x, y, count in rows)
+    return True
+
+
+def _toys(leaves: list[Any], axes: list[int]) -> tuple[list[Any], list[Any]]:
+    """Return a small array for each parameter, and its gradients in all steps."""
+    rng, toys, grads = np.random.default_rng(0), list[Any](), list[Any]()
+    for leaf, count in zip(leaves, axes, strict=True):
+        shape = (*(2,) * count, *(min(n, 4) for n in leaf.shape[count:]))
+        slope = rng.normal(size=shape) * (1 + 2 * np.indices(shape)[:count].sum(0))
+        steps = [size * slope + 0.1 * size**2 * np.abs(slope) for size in _SIZES]
+        toys.append(rng.normal(size=shape).astype(leaf.dtype))
+        grads.append(np.stack(steps).astype(leaf.dtype))
+    return toys, grads
 
 
 def _are_close(x: Any, y: Any, is_stacked: bool) -> bool:
+    y = y.reshape(x.shape)
     largest = np.abs(y).max(initial=0.0)
     moves = largest > 0 or not is_stacked or not y.size
     return bool(moves and (np.abs(x - y) <= 1e-3 * largest).all())
@@ -232,7 +246,7 @@ def _is_state_alike(rule: Any, leaves: list[Any], structure: Any, axes: list[int
     largest axes are long, and one of these may be that of the layers.
     """
     whole = [np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in leaves]
-    listed = [_listed(x, count) for x, count in zip(whole, axes, strict=True)]
+    listed = [_listed(x, 0, count) for x, count in zip(whole, axes, strict=True)]
     states = [untyped_jax.eval_shape(rule.init, structure.unflatten(whole))]
     with without_axes("all"):
         states.append(untyped_jax.eval_shape(rule.init, structure.unflatten(listed)))
@@ -240,58 +254,29 @@ def _is_state_alike(rule: Any, leaves: list[Any], structure: Any, axes: list[int
     return as_one >= apart
 
 
-def _listed(x: Any, axes: int) -> Any:
-    """Return an array as a list of layers, if it has any."""
-    return [x[at] for at in np.ndindex(x.shape[:axes])] if axes else x
+def _listed(x: Any, first: int, count: int) -> Any:
+    """Return an array as a list of layers, if it has any: along some axes, from the first on."""
+    places = np.ndindex(x.shape[first : first + count])
+    return [x[(slice(None),) * first + at] for at in places] if count else x
 
 
-def _steps(rule: Any, params: PyTree, slopes: PyTree) -> PyTree:
+def _steps(rule: Any, params: PyTree, grads: PyTree) -> PyTree:
     """Return the updates of five steps."""
-
-    def slope(size: Any, g: Any, p: Any) -> Any:
-        return (size * g + 0.1 * size**2 * jnp.abs(g)).astype(p.dtype)
 
     def add(p: Any, u: Any) -> Any:
         return (p + u).astype(p.dtype)
 
-    def step(carry: Any, size: Any) -> Any:
-        params, state = carry
-        grads = jtu.tree_map(ft.partial(slope, size), slopes, params)
+    def step(carry: Any, now: Any) -> Any:
+        (params, state), (grads, size) = carry, now
         updates, state = rule.update(grads, state, params, **accepted(rule, {"value": 1 / size}))
-        params = jtu.tree_map(add, params, updates)
-        return (params, state), updates
+        return (jtu.tree_map(add, params, updates), state), updates
 
-    sizes = np.asarray([1.0, 0.3, 2.0, 0.7, 1.5], np.float32)
-    return jax.lax.scan(step, (params, rule.init(params)), sizes)[1]
+    return jax.lax.scan(step, (params, rule.init(params)), (grads, _SIZES))[1]
 
 
-def _apart(
-    rule: Any, structure: Any, axes: list[int], small: list[Any], slopes: list[Any]
-) -> list[Any]:
-    """Return the updates of each member alone, with lists of layers; stacked again."""
-    made: list[Any] = [None] * len(small)
-    for group in _groups(structure.unflatten(small), "members").values():
-        members: list[list[Any]] = []
-        for at in np.ndindex((2,) * group.axes):
-
-            def one(arrays: list[Any], at: Any = at, group: _Group = group) -> PyTree:
-                mine = [None] * len(arrays)
-                for i in group.places:
-                    mine[i] = _listed(arrays[i][at], axes[i] - group.axes)
-                return structure.unflatten(mine)
-
-            with without_axes("all"):
-                members.append(structure.flatten_up_to(_steps(rule, one(small), one(slopes))))
-        for i in group.places:
-            layers = jtu.tree_leaves([member[i] for member in members])
-            steps = len(layers[0])
-            made[i] = jnp.stack(layers, axis=1).reshape(steps, *small[i].shape)
-    return made
-
-
-def _compiled(fn: Callable[..., Any], *args: Any) -> list[Any]:
-    """Return the leaves of a result, by one program with the cheapest settings of the compiler."""
-    closed = jax.make_jaxpr(fn)(*args)
+def _compiled(fn: Callable[..., Any], *args: Any) -> Any:
+    """Return a result of NumPy's arrays, by one program with the compiler's cheapest settings."""
+    closed, out = jax.make_jaxpr(fn, return_shape=True)(*args)
     # A rate may be traced: any number does here.
     consts = [np.full(x.shape, 0.1, x.dtype) if isinstance(x, Tracer) else x for x in closed.consts]
 
@@ -303,13 +288,12 @@ def _compiled(fn: Callable[..., Any], *args: Any) -> list[Any]:
         "xla_llvm_disable_expensive_passes": True,
     }
     leaves, is_cpu = jtu.tree_leaves(args), jax.default_backend() == "cpu"
-    return jax.jit(run).lower(*leaves).compile(options if is_cpu else None)(*leaves)
+    made = jax.jit(run).lower(*leaves).compile(options if is_cpu else None)(*leaves)
+    return jtu.tree_structure(out).unflatten(made)
 
 
 def accepted(rule: Any, extra: dict[str, Any]) -> dict[str, Any]:
     """Return the extra arguments that the `update` of a rule takes."""
-    if not extra:
-        return extra
     parameters = inspect.signature(rule.update).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     return {name: x for name, x in extra.items() if takes_any or name in parameters}

@@ -6,8 +6,8 @@ of the dtype of the computation: layers read that dtype, and need not know about
 casts are differentiated through, gradients have the dtype of the parameters.
 
 A Module with a rule, and what is inside it, are a region. Where a region is entered, its arrays and
-the arguments are cast, and where it is left, the result. The rule of a region inside another one
-says so while that one runs: then its result has the dtype in which the other computes.
+the arguments are cast, and where it is left, the result: to its output, or, inside of another
+region, to the dtype in which that one computes.
 """
 
 from __future__ import annotations
@@ -42,11 +42,14 @@ from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By, by, first_of
 from pytreemod.tree.renewing import with_children, with_new_containers
 from pytreemod.tree.selecting import as_selector
+from pytreemod.tree.traces import traced_apart, value_apart
 from pytreemod.typing import KeyPath, class_of, jtu
 
 _T = TypeVar("_T")
 
-_SHORT = {"bf16": "bfloat16"} | {f"{f}{n}": f"float{n}" for f in ("f", "fp") for n in (16, 32, 64)}
+_SHORT: dict[Any, str] = {"bf16": "bfloat16"} | {
+    f"{f}{n}": f"float{n}" for f in ("f", "fp") for n in (16, 32, 64)
+}
 
 
 class Precision(Module):
@@ -89,16 +92,11 @@ class Precision(Module):
 
 
 def _name_of(dtype: Any) -> str:
-    try:
-        found = jnp.dtype(_SHORT.get(dtype, dtype) if isinstance(dtype, str) else dtype)
-    except (TypeError, ValueError):
-        found = jnp.dtype(bool)
-    # NumPy reads None as float64.
-    if dtype is None or not jnp.issubdtype(found, jnp.floating):
-        fact = f"with_precision: {describe(dtype)} is no floating dtype"
-        raise ArgumentError(fact, hint='"params=float32,compute=bfloat16,output=float32"')
-    # JAX warns of 64 bits that it does not have, unless the class of Python asks for its default.
-    return jnp.zeros((), dtype if dtype is float else found).dtype.name
+    # JAX warns of 64 bits that it does not have.
+    found = jnp.zeros((), _SHORT.get(dtype, dtype)).dtype
+    if not jnp.issubdtype(found, jnp.floating):
+        raise ArgumentError(f"with_precision: {describe(dtype)} is no floating dtype")
+    return found.name
 
 
 def _as_precision(spec: Any) -> Precision | None:
@@ -106,11 +104,8 @@ def _as_precision(spec: Any) -> Precision | None:
         return spec
     if not isinstance(spec, str) or "=" not in spec:
         return Precision(spec)
-    pairs = [[text.strip() for text in part.partition("=")] for part in spec.split(",")]
-    given = {role: name for role, _, name in pairs}
-    if len(given) < len(pairs) or not given.keys() <= {"params", "compute", "output"}:
-        _name_of(spec)
-    return Precision(**given)
+    pairs = [part.partition("=") for part in spec.split(",")]
+    return Precision(**{role.strip(): name.strip() for role, _, name in pairs})
 
 
 def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ()) -> _T:
@@ -188,18 +183,11 @@ def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ())
     chosen = _chosen([item for item in items if item[0] != _ALL], bare)
     names = ("__call__", *([methods] if isinstance(methods, str) else methods))
     seen: set[str] = set()
-    undecided: list[str] = []
-    uncast: list[str] = []
 
     def visit(node: Any, path: KeyPath, want: Any, entered: Any) -> Any:
         """Cast the arrays of a tree to be stored, and put rules around methods, inside out."""
         if _has_floats(node):
-            undecided.extend([path_text(path)] * (want is _UNDECIDED))
-            if want in (None, _UNDECIDED):
-                return node
-            # An array that no method casts must be stored in the dtype of the computation.
-            uncast.extend([path_text(path)] * (want != entered and want.params != want.compute))
-            return _as_dtype(node, want.params)
+            return node if want is None else _as_dtype(node, _stored(path, want, entered))
         if _is_left_alone(node):
             return node
         want = chosen.get(path, want)
@@ -212,18 +200,25 @@ def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ())
         return _with_rule(node, _Casting(want), found) if is_region else node
 
     made = visit(bare, (), rest[0] if rest else _UNDECIDED, None)
-    for problem, places, hint in (
-        ("no method has the name", [name for name in names[1:] if name not in seen], ""),
-        ("arrays without a precision", undecided, "pm.by({..., ...: None})"),
-        (
-            "no method that is called casts these arrays",
-            uncast,
-            'pm.with_precision(model, precision, methods="encode")',
-        ),
-    ):
-        if places:
-            raise SpecError(f"with_precision: {problem}", at=places, hint=hint)
+    if {*names[1:]} - seen:
+        raise SpecError(f"with_precision: no method is named {min({*names[1:]} - seen)!r}")
     return made
+
+
+def _stored(path: KeyPath, want: Any, entered: Any) -> str:
+    """Return the dtype in which an array is stored.
+
+    Raises:
+        SpecError: if it has none, or nothing would cast the array to that of the computation.
+    """
+    at = [path_text(path)]
+    if want is _UNDECIDED:
+        fact = "with_precision: an array without a precision"
+        raise SpecError(fact, at=at, hint="pm.by({..., ...: None})")
+    if want != entered and want.params != want.compute:
+        hint = 'pm.with_precision(model, precision, methods="encode")'
+        raise SpecError("with_precision: no method casts this array", at=at, hint=hint)
+    return want.params
 
 
 _ALL = as_selector(...)
@@ -261,13 +256,9 @@ class _Casting(CallRule):
 
     Fields:
         precision: None for a Module without a precision inside others that have one
-        within: the dtype of the region in which it is called; None outside of any
-        is_entered: whether it is running: a method that it calls itself changes nothing more
     """
 
     precision: Precision | None = field(static=True)
-    within: str | None = field(default=None, static=True)
-    is_entered: bool = field(default=False, static=True)
 
     def shown(self) -> str:
         """Return the precision, as `with_precision` takes it."""
@@ -280,17 +271,20 @@ class _Casting(CallRule):
 
     def around(self, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
         """Make the call, in the dtype of the computation."""
-        p = self.precision
-        if self.is_entered:
-            return call(module, *args, **kwargs)
+        p, around = self.precision, value_apart(_REGION)
         if p is None:
-            out = call(module, *args, **kwargs)
-            return out if self.within is None else _cast(out, self.within)
-        entered = _with_parts(module, lambda child, key: _cast(child, p.compute, p.compute))
-        entered = _with_rule(entered, _Casting(p, self.within, is_entered=True))
+            with traced_apart(_REGION, None):
+                out = call(module, *args, **kwargs)
+            return out if around is None else _cast(out, around)
+        entered = _with_parts(module, lambda child, _: _cast(child, p.compute))
         args, kwargs = _cast((args, kwargs), p.compute)
-        out = _left(call(entered, *args, **kwargs), p, _originals(module, entered))
-        return _cast(out, self.within or p.output)
+        with traced_apart(_REGION, p.compute):
+            out = call(entered, *args, **kwargs)
+        return _cast(_with_stored(out, module, entered), around or p.output)
+
+
+# The dtype in which the Module that is running computes; programs of others are traced apart.
+_REGION = "precision"
 
 
 def _with_rule(node: Any, rule: _Casting | None, methods: Sequence[str] = ()) -> Any:
@@ -300,67 +294,45 @@ def _with_rule(node: Any, rule: _Casting | None, methods: Sequence[str] = ()) ->
     return with_rules(node, _Casting, rules) if found else node
 
 
-def _cast(node: Any, dtype: str, within: str | None = None) -> Any:
-    """Cast the floating arrays of a tree, except for Modules in it that have a precision.
-
-    Args:
-        node: the tree.
-        dtype: to cast to.
-        within: what the rules of these Modules are told.
-    """
+def _cast(node: Any, dtype: str) -> Any:
+    """Cast the floating arrays of a tree, except for Modules in it that have a precision."""
     if _has_floats(node):
         return _as_dtype(node, dtype)
-    if _is_left_alone(node):
+    if _is_left_alone(node) or rules_of(node, _Casting):
         return node
-    rules = rules_of(node, _Casting)
-    if rules:
-        (rule, *_) = rules.values()
-        return node if within is None else _with_rule(node, rule.replace(within=within))
     if is_computed(node):
         # The arrays that it is computed from may need more precision.
         return _cast(evaluate_each(node, class_of(node).__qualname__), dtype)
-    return _with_parts(node, lambda child, key: _cast(child, dtype, within))
+    return _with_parts(node, lambda child, _: _cast(child, dtype))
 
 
-def _originals(called: Any, entered: Any) -> dict[int, Any]:
-    """Return the stored arrays, by the identity of those that are computed with."""
+def _with_stored(out: Any, module: Any, entered: Any) -> Any:
+    """Return a result with the stored arrays again in the Modules in it.
+
+    A net with its State returns itself: casting its arrays once more would leave them rounded. New
+    arrays of a Module with a precision are stored as that says.
+    """
     # By identity: two arrays at different paths may be equal.
-    old, new = (jtu.tree_leaves(one, is_leaf=_is_whole) for one in (called, entered))
-    return {id(each): stored for stored, each in zip(old, new, strict=True)}
+    leaves = (jtu.tree_leaves(one, is_leaf=_is_whole) for one in (module, entered))
+    stored = {id(new): old for old, new in zip(*leaves, strict=True)}
+
+    def restored(node: Any, is_part: bool, params: str | None) -> Any:
+        if is_part and id(node) in stored:
+            return stored[id(node)]
+        if _has_floats(node):
+            return node if params is None else _as_dtype(node, params)
+        if _is_left_alone(node):
+            return node
+        for rule in rules_of(node, _Casting).values():
+            params = rule.precision and rule.precision.params
+        inside = is_part or isinstance(node, Module)
+        return _with_parts(node, lambda child, _: restored(child, inside, params))
+
+    return restored(out, False, None)
 
 
 def _is_whole(node: Any) -> bool:
     return is_computed(node) or _is_left_alone(node)
-
-
-def _left(node: Any, p: Precision, originals: dict[int, Any], where: str = "result") -> Any:
-    """Return a result with the stored arrays again in the Modules in it.
-
-    A net with its State returns itself: casting its arrays once more would leave them rounded. A
-    Module with a rule is returned as it is outside.
-
-    Args:
-        node: the result.
-        p: the precision of the region.
-        originals: the stored arrays.
-        where: `"result"`; `"module"` inside any Module; `"region"` inside the one that was called.
-    """
-    if where != "result" and id(node) in originals:
-        return originals[id(node)]
-    if _has_floats(node):
-        return _as_dtype(node, p.params) if where == "region" else node
-    if _is_left_alone(node):
-        return node
-    rules = rules_of(node, _Casting)
-    if rules:
-        (rule, *_) = rules.values()
-        node = _with_rule(node, _Casting(rule.precision))
-        if not rule.is_entered:
-            return node
-        where = "region"
-    elif isinstance(node, Module) and where == "result":
-        where = "module"
-    return _with_parts(node, lambda child, key: _left(child, p, originals, where))
 
 
 # ---- arrays

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools as ft
 import math
 import re
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +20,9 @@ from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.module.computed_leaves import Computed
 from pytreemod.module.fields import buffer, field
 from pytreemod.module.reading import is_computed, shape_of_one
-from pytreemod.training.chosen_parameters import Parameter, choose_parameters
-from pytreemod.training.low_rank import LowRank
-from pytreemod.tree.instances import stored
-from pytreemod.tree.paths import path_text
-from pytreemod.tree.predicates import is_abstract
+from pytreemod.training.mapped_parameters import Parameter, replace_parameters
+from pytreemod.tree.predicates import is_abstract, is_array
 from pytreemod.tree.prefixes import By, by
-from pytreemod.tree.renewing import with_new_containers
-from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import Tracer, untyped_jax
 
 _M = TypeVar("_M")
@@ -95,8 +90,8 @@ def quantize(model: _M, form: Any) -> _M:
 
     **Quantized leaves** are, among the chosen ones, the floating arrays of at least 16 bits that
     have two axes or more and rows of several numbers. Others are unchanged, and so are arrays to
-    which their class gives a role. The base of [`lora`][pytreemod.lora] is quantized. If a path is
-    tied to a matrix, both read the quantized one.
+    which their class gives a role. Quantize first, then add the updates of
+    [`lora`][pytreemod.lora]. If a path is tied to a matrix, both read the quantized one.
 
     **Cost.** A read computes the whole matrix: memory is saved between calls, not during them. A
     `Stack` computes one layer's matrix at a time, a compiled lookup in an `Embedding` only the rows
@@ -135,18 +130,26 @@ def quantize(model: _M, form: Any) -> _M:
         rounded to the nearest, as that paper's baseline is. Two numbers in a byte as in ONNX's
         INT4.
     """
-    model = with_new_containers(model)
     forms = (form if isinstance(form, By) else by({...: form})).values(model)
-    changes: list[tuple[Any, Any]] = []
-    others: list[str] = []
-    for text in dict.fromkeys(each for each in forms if each is not None):
-        bits, group = _parsed(text)
-        chosen = choose_parameters(model, [each == text for each in forms])
-        changes += [(x.path, _quantized(x, bits, group)) for x in chosen if _is_matrix(x)]
-        others += [path_text(x.path) for x in chosen]
-    if not changes:
-        raise SpecError("quantize: no matrix is picked", at=others)
-    return replace_at(model, changes)
+
+    def make(one: Parameter) -> Any:
+        bits, group = _parsed(forms[one.first])
+        if not _is_matrix(one):
+            return None
+        n = math.prod(one.node.shape[one.axes + 1 :])
+        if n % (group or n):
+            fact = f"quantize: group_size {group} does not divide {n}"
+            raise ArgumentError(fact, at=[one.text()])
+        is_known = is_array(one.node) and not isinstance(one.node, Tracer)
+        if is_known and not jnp.isfinite(one.node).all():
+            fact = "quantize: an array with numbers that are not finite"
+            raise ArgumentError(fact, at=[one.text()])
+        encode: Any = _encoded
+        return one.map(ft.partial(encode, bits=bits, group=group or n))
+
+    return replace_parameters(
+        f"quantize: {form!r}", model, [each is not None for each in forms], make
+    )
 
 
 def _parsed(text: Any) -> tuple[int, int | None]:
@@ -160,59 +163,33 @@ def _parsed(text: Any) -> tuple[int, int | None]:
 
 
 def _is_matrix(parameter: Parameter) -> bool:
-    """Whether it is a floating array, or the base of an update, with rows of several numbers.
+    """Whether it is a floating array with rows of several numbers.
 
     Raises:
         SpecError: if it is computed, and reads as a matrix.
     """
-    node, members = parameter.node, parameter.members
-    array = stored(node, "base") if isinstance(node, LowRank) else node
-    if is_computed(array):
-        is_matrix = len(shape_of_one(node) or ()) > 1
-        if is_matrix and parameter.is_declared:
-            path = path_text(parameter.path)
+    node, axes = parameter.node, parameter.axes
+    if not parameter.is_declared:
+        return False
+    if is_computed(node):
+        if len(shape_of_one(node) or ()) > 1:
+            path = parameter.text()
             hint = f"model = pm.resolve(model, {path!r})"
             raise SpecError(f"quantize: {path} is a computed leaf already", hint=hint)
         return False
-    is_floating = is_abstract(array) and jnp.issubdtype(array.dtype, jnp.floating)
-    if not is_floating or array.dtype.itemsize == 1 or not parameter.is_declared:
-        return False
-    return array.ndim >= 2 + members and math.prod(array.shape[members + 1 :]) > 1
+    is_floating = is_abstract(node) and jnp.issubdtype(node.dtype, jnp.floating)
+    return is_floating and node.dtype.itemsize > 1 and math.prod(node.shape[axes + 1 :]) > 1
 
 
-def _quantized(parameter: Parameter, bits: int, group: int | None) -> Any:
-    where = path_text(parameter.path)
-
-    def encode(node: Any) -> tuple[Any, Any]:
-        if isinstance(node, LowRank):
-            base, is_finite = encode(node.base)
-            return LowRank(base, node.a, node.b, node.scale), is_finite
-        n = math.prod(node.shape[1:])
-        if n % (group or n):
-            raise ArgumentError(f"quantize: group_size {group} does not divide {n}", at=[where])
-        numbers, scales, is_finite = cast("Any", _encoded(node, bits, group or n))
-        return Quantized(numbers, scales, bits, tuple(node.shape)), is_finite
-
-    fn = parameter.each(encode)
-    if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(parameter.node)):
-        return untyped_jax.eval_shape(fn, parameter.node)[0]
-    made, is_finite = fn(parameter.node)
-    if not isinstance(is_finite, Tracer) and not is_finite.all():
-        raise ArgumentError("quantize: an array with numbers that are not finite", at=[where])
-    return made
-
-
-@ft.partial(jax.jit, static_argnums=(1, 2))
-def _encoded(matrix: Any, bits: int, group: int) -> tuple[Any, Any, Any]:
-    """Return numbers, scales, and whether all numbers are finite.
-
-    Compiled, so that only the numbers, and no other array of the size of the matrix, are made.
-    """
+@ft.partial(jax.jit, static_argnames=("bits", "group"))
+def _encoded(matrix: Any, bits: int, group: int) -> Quantized:
+    """Quantize a matrix: compiled, so that no other array of its size is made."""
     (m, *inner), levels = matrix.shape, 2 ** (bits - 1) - 1
     # The dtype of the computation.
     wide = jnp.float32 if matrix.dtype.itemsize < 4 else matrix.dtype
-    rows = matrix.reshape(m, math.prod(inner) // group if group else 1, group).astype(wide)
-    largest = jnp.max(jnp.abs(rows), axis=2, initial=0.0)
+    n = math.prod(inner)
+    rows = matrix.reshape(m, n // group, group).astype(wide)
+    largest = jnp.abs(rows).max(axis=2)
     finfo = untyped_jax.numpy.finfo
     # Compiled code takes smaller scales for zero: a tiny row has fewer levels.
     least = max(float(finfo(matrix.dtype).smallest_subnormal), float(finfo(wide).tiny))
@@ -220,12 +197,10 @@ def _encoded(matrix: Any, bits: int, group: int) -> tuple[Any, Any, Any]:
     # For tiny values in float16, the nearest scale may be too small by half.
     up = jnp.nextafter(scales, jnp.full_like(scales, jnp.inf))
     scales = jnp.where(scales.astype(wide) * (levels + 0.5) < largest, up, scales)
-    steps = scales.astype(wide)[:, :, None]
-    is_usable = jnp.isfinite(steps) & (steps > 0)
-    numbers = jnp.where(is_usable, jnp.round(rows / jnp.where(is_usable, steps, 1)), 0)
-    numbers = jnp.clip(numbers, -levels, levels).astype(jnp.int8).reshape(m, math.prod(inner))
+    # Of a row of zeros, and of one with a number that is not finite, all are 0.
+    steps = jnp.nan_to_num(rows / scales.astype(wide)[:, :, None], posinf=0, neginf=0)
+    numbers = jnp.clip(jnp.round(steps), -levels, levels).astype(jnp.int8).reshape(m, n)
     if bits == 4:
-        pairs = jnp.pad(numbers, ((0, 0), (0, numbers.shape[1] % 2))).astype(jnp.uint8)
-        pairs = pairs.reshape(m, -1, 2) if m else pairs.reshape(0, pairs.shape[1] // 2, 2)
-        numbers = (pairs[:, :, 0] & 15) | (pairs[:, :, 1] << 4)
-    return numbers, scales, jnp.isfinite(largest).all()
+        halves = jnp.pad(numbers, ((0, 0), (0, n % 2))).astype(jnp.uint8)
+        numbers = (halves[:, ::2] & 15) | (halves[:, 1::2] << 4)
+    return Quantized(numbers, scales, bits, tuple(matrix.shape))

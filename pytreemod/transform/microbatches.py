@@ -21,7 +21,7 @@ from pytreemod.transform.scans import filter_scan
 from pytreemod.tree.nodes import Location, locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array, is_inexact_array
-from pytreemod.tree.snapshots import AbstractState
+from pytreemod.tree.snapshots import AbstractState, divide
 from pytreemod.typing import jtu
 
 Differentiate = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any, Any]]
@@ -61,55 +61,59 @@ def in_microbatches(
         raise ShapeError(f"{where}: no axis 0 of one size that is a multiple of {n}", at=at)
 
     def call(leaves: list[Any]) -> list[Any]:
-        loss, grads, aux = differentiate(*treedef.unflatten(leaves))
-        found, structure = jtu.tree_flatten((loss, grads, aux))
-        outputs[:] = [structure, found, list(locations((loss, grads, aux)))]
-        return [x for x in found if is_array(x)]
+        out = differentiate(*treedef.unflatten(leaves))
+        arrays, structure = divide(out)
+        form[:] = structure, [loc for loc in locations(out) if is_array(loc.leaf)]
+        return arrays
 
-    outputs: list[Any] = []
+    form: list[Any] = []
     closed, shapes, _ = filter_make_jaxpr(call)(leaves)
-    structure, found, places = outputs
-    own = [i for i, x in enumerate(found) if is_array(x)]
-    invars = map(id, closed.jaxpr.invars)
-    inputs = dict(zip(invars, (x for x in leaves if is_array(x)), strict=True))
-    outvars = zip(own, map(id, closed.jaxpr.outvars), strict=True)
-    states = [i for i in own if _is_in_state(places[i])]
-    if not states:
+    structure, places = form
+    arrays: list[Any] = [x for x in leaves if is_array(x)]
+    inputs = dict(zip(map(id, closed.jaxpr.invars), arrays, strict=True))
+    results = [inputs.get(id(var)) for var in closed.jaxpr.outvars]
+    ways = [_way(place, same) for place, same in zip(places, results, strict=True)]
+    if "state" not in ways:
         # None comes back: each part reads the same.
         kinds = ["whole" if kind == "state" else kind for kind in kinds]
-    summed = [i for i in own if places[i].path[0].idx < 2]
-    given = {i: inputs[v] for i, v in outvars if v in inputs and i not in summed}
-    others = [i for i in own if i not in {*given, *states, *summed}]
     # Sums of half precision would lose what is small; a zero is split as its parameter.
-    params = jtu.tree_structure(args[0]).flatten_up_to(structure.unflatten(found)[1])
-    likes = [x for x, g in zip(jtu.tree_leaves(args[0]), params, strict=True) if g is not None]
-    zeros = [jnp.zeros_like(x, dtype=_wide(x.dtype)) for x in (found[0], *likes)]
+    loss, grads, _ = structure.assemble(shapes)
+    pairs = zip(
+        jtu.tree_leaves(args[0]), jtu.tree_structure(args[0]).flatten_up_to(grads), strict=True
+    )
+    likes = [x for x, gradient in pairs if gradient is not None]
+    zeros = [jnp.zeros_like(x, dtype=_wide(x.dtype)) for x in (loss, *likes)]
 
     def step(carry: Any, part: Any) -> Any:
-        totals, now = carry
-        each, now = iter(part), iter(now)
-        mine = [
-            next(now) if k == "state" else next(each) if k in ("split", "key") else x
-            for k, x in zip(kinds, leaves, strict=True)
-        ]
-        made = dict(zip(own, call(mine), strict=True))
-        totals = [t + made[i].astype(t.dtype) for t, i in zip(totals, summed, strict=True)]
-        return (totals, [made[i] for i in states]), [made[i] for i in others]
+        (totals, states), each = carry, iter(part)
+        now = {"state": iter(states), "split": each, "key": each}
+        made = call([next(now[k]) if k in now else x for k, x in zip(kinds, leaves, strict=True)])
+        pairs = zip(totals, _of("sum", ways, made), strict=True)
+        totals = [total + x.astype(total.dtype) for total, x in pairs]
+        return (totals, _of("state", ways, made)), _of("part", ways, made)
 
-    first = [x for k, x in zip(kinds, leaves, strict=True) if k == "state"]
     parts = [_part(k, x, n) for k, x in zip(kinds, leaves, strict=True) if k in ("split", "key")]
-    (totals, last), rest = filter_scan(step, (zeros, first), parts)
-    scale = n if reduce == "mean" else 1
-    shape_of = dict(zip(own, shapes, strict=True))
-    results = list(found)
-    for i, total in zip(summed, totals, strict=True):
-        results[i] = (total / scale).astype(shape_of[i].dtype)
-    for i, x in (*given.items(), *zip(states, last, strict=True)):
-        results[i] = x
-    for i, x in zip(others, rest, strict=True):
-        results[i] = _together(where, places[i], x, shape_of[i].shape, reduce)
-    loss, grads, aux = structure.unflatten(results)
+    (totals, states), rest = filter_scan(step, (zeros, _of("state", kinds, leaves)), parts)
+    found = {"sum": iter(totals), "state": iter(states), "part": iter(rest)}
+    for i, (way, place, shape) in enumerate(zip(ways, places, shapes, strict=True)):
+        if way in found:
+            x = next(found[way])
+            if way == "sum":
+                x = (x / n if reduce == "mean" else x).astype(shape.dtype)
+            results[i] = x if way != "part" else _together(where, place, x, shape.shape, reduce)
+    loss, grads, aux = structure.assemble(results)
     return loss, as_derivatives(grads, jtu.tree_structure(grads)), aux
+
+
+def _of(way: str, ways: list[str], values: list[Any]) -> list[Any]:
+    return [x for own, x in zip(ways, values, strict=True) if own == way]
+
+
+def _way(place: Location, same: Any) -> str:
+    """Return how parts of a result are put together; `"same"` for an argument as it came."""
+    if place.path[0].idx < 2:
+        return "sum"
+    return "state" if _is_in_state(place) else "part" if same is None else "same"
 
 
 def _is_in_state(loc: Location) -> bool:

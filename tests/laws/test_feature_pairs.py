@@ -182,6 +182,8 @@ REFUSED = {
     # One layer is made under a map.
     ("save", "Stack"),
     ("save", "Ensemble"),
+    # A matrix with an update is computed.
+    ("LoRA", "quantized"),
 }
 
 

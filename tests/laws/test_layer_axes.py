@@ -125,6 +125,7 @@ CHANGES = {
         pm.map_parameters, jnp.transpose, selector=WEIGHTS, inverse=jnp.transpose
     ),
     "mapped and trained": trained,
+    "quantized": lambda m: pm.resolve(pm.quantize(m, pm.by({WEIGHTS: "int8", ...: None}))),
     "adapted and trained": adapted,
 }
 

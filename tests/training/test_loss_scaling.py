@@ -106,11 +106,6 @@ def test_it_goes_through_jit_and_scan():
     assert jax.tree.structure(last) == jax.tree.structure(pm.LossScale(8.0, period=2))
 
 
-def test_it_is_not_trained():
-    """Its arrays are buffers, wherever it is stored."""
-    assert jax.tree.leaves(pm.trainable(pm.LossScale())[0]) == []
-
-
 FINITE = {
     "nothing": ({}, True),
     "no floating array": ([jnp.arange(3), None, "text"], True),

@@ -1,7 +1,5 @@
 """`lora`: low-rank updates of chosen matrices."""
 
-import functools as ft
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,6 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import SpecError
-from tests.helpers.comparing import assert_same
 from tests.helpers.equations import operations
 from tests.helpers.meshes import EXPLICIT, lies, on
 from tests.labels import label
@@ -111,48 +108,6 @@ def test_the_matrices_among_what_is_chosen_are_adapted(make, selector, adapted):
 
     assert [name[:-2] for name in found if name.endswith(".a")] == adapted
 
-
-@pytest.mark.slow
-def test_each_layer_of_a_stack_has_an_update_of_its_own():
-    """And reads as it did; trained and merged, it is the list of its layers, adapted."""
-    stack = nn.Stack(ft.partial(nn.Linear, 3, 3), 4, key=KEY)
-    adapted = pm.lora(stack, "layer.weight", 2, key=KEY)
-    x = jnp.asarray([1.0, 2.0, 3.0])
-
-    shapes = {name: leaf.shape for name, leaf in pm.named_leaves(adapted).items()}
-    assert shapes == {
-        "layer.weight.base": (4, 3, 3),
-        "layer.weight.a": (4, 2, 3),
-        "layer.weight.b": (4, 3, 2),
-        "layer.bias": (4, 3),
-    }
-    assert adapted(x).tolist() == stack(x).tolist()
-    a = pm.named_leaves(adapted)["layer.weight.a"]
-    assert len({str(one) for one in a.tolist()}) == 4
-    moved = pm.tree_at("layer.weight.b", adapted, jnp.ones((4, 3, 2)))
-    y = x
-    for layer in moved:
-        y = layer(y)
-    np.testing.assert_allclose(moved(x), y, rtol=1e-5)
-    np.testing.assert_allclose(pm.resolve(moved, "layer.weight")(x), y, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_each_member_of_an_ensemble_has_an_update_of_its_own():
-    """As each layer of a Stack has."""
-    nets = nn.Ensemble(ft.partial(nn.MLP, 3, 2, 4, 1), 2, key=KEY)
-    adapted = pm.lora(nets, nn.Linear, 1, key=KEY)
-
-    a = {name: leaf.shape for name, leaf in pm.named_leaves(adapted).items() if name[-2:] == ".a"}
-    assert a == {"member.layers.0.weight.a": (2, 1, 3), "member.layers.1.weight.a": (2, 1, 4)}
-    x = jnp.asarray([1.0, 2.0, 3.0])
-    assert_same(adapted(x), nets(x))
-    moved = pm.tree_at("member.layers[1].weight.b", adapted, jnp.ones((2, 2, 1)))
-    for whole in (moved, pm.resolve(moved)):
-        expected = jnp.stack([member(x) for member in whole])
-        np.testing.assert_allclose(moved(x), expected, rtol=1e-5)
-    assert float(jnp.abs(moved(x) - nets(x)).max()) > 0.1
-
     # The biases of two layers look like a matrix; they cannot be read alone.
 
 
@@ -205,14 +160,6 @@ def test_numbers_depend_on_the_path_alone():
     both = pm.named_leaves(pm.lora(nn.MLP(4, 4, 4, 1, key=KEY), "**.weight", 2, key=KEY))
     assert both["layers.0.weight.a"].tolist() != both["layers.1.weight.a"].tolist()
     assert first(mlp(), "**.weight", pm.init_keys(KEY)).tolist() != one.tolist()
-
-
-def test_a_file_has_the_update(tmp_path):
-    """With the paths that it has in the model."""
-    adapted = pm.lora(mlp(), "**.weight", 1, key=KEY)
-    pm.save(tmp_path / "model", adapted)
-
-    assert_same(pm.load(tmp_path / "model", like=adapted), adapted)
 
 
 @pytest.mark.parametrize("base", [("model",), ("data", "model"), ()], ids=str)

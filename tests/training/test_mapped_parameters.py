@@ -1,7 +1,5 @@
 """`map_parameters`: the parameters, and their values."""
 
-import functools as ft
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,6 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, ShapeError, SpecError
-from tests.helpers.comparing import assert_same
 
 KEY = jax.random.key(0)
 
@@ -78,52 +75,6 @@ def test_without_one_the_leaf_is_what_is_trained():
 
     assert pm.named_leaves(mapped)["bias.trees.0"] is norm.bias
     assert mapped.bias.tolist() == [1.0, 1.0, 1.0]
-
-
-def test_what_is_trained_may_be_several_arrays():
-    """The inverse gives a tree of them: a matrix as directions and lengths."""
-
-    def lengths(w):
-        return jnp.linalg.norm(w, axis=1, keepdims=True)
-
-    linear = nn.Linear(3, 4, key=KEY)
-    mapped = pm.map_parameters(
-        lambda parts: parts["v"] * jnp.broadcast_to(parts["g"] / lengths(parts["v"]), (4, 3)),
-        linear,
-        "weight",
-        inverse=lambda w: {"v": w, "g": lengths(w)},
-    )
-
-    assert [*pm.named_leaves(mapped)][:2] == ["weight.trees.0.g", "weight.trees.0.v"]
-    np.testing.assert_allclose(mapped.weight, linear.weight, rtol=1e-6)
-
-
-def test_in_a_stack_the_function_gets_the_array_of_one_layer():
-    """Which a call of the stacked layers never reads whole."""
-    model, shapes = nn.Stack(ft.partial(nn.Linear, 3, 3), 2, key=KEY), []
-
-    def turned(w):
-        shapes.append(w.shape)
-        return w.T
-
-    mapped = pm.map_parameters(turned, model, "**.weight", inverse=jnp.transpose)
-    np.testing.assert_allclose(mapped(jnp.ones(3)), model(jnp.ones(3)), rtol=1e-6)
-    assert {*shapes} == {(3, 3)}
-    assert_same(pm.resolve(mapped), model)
-
-
-def test_in_an_ensemble_the_function_gets_the_array_of_one_member():
-    """Whether the value is made for a call, or once and for all."""
-    nets = nn.Ensemble(ft.partial(nn.Linear, 3, 3), 2, key=KEY)
-
-    def of_length_one(w):
-        return w / jnp.linalg.norm(w)
-
-    mapped = pm.map_parameters(of_length_one, nets, "member.weight")
-
-    plain = pm.resolve(mapped)
-    np.testing.assert_allclose(jnp.linalg.norm(plain.member.weight, axis=(1, 2)), 1, rtol=1e-6)
-    np.testing.assert_allclose(mapped(jnp.ones(3)), plain(jnp.ones(3)), rtol=1e-6)
 
 
 NORM = nn.LayerNorm(3)

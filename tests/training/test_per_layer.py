@@ -12,7 +12,6 @@ import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError
 from tests.helpers.comparing import assert_same
-from tests.helpers.equations import equations
 
 contrib = optax.contrib
 
@@ -254,20 +253,6 @@ def test_a_rule_that_keeps_less_for_long_axes_is_tried_at_their_length():
             pm.Optimizer(rule).init(stack)
 
 
-@pytest.mark.slow
-def test_masks_of_the_model_fit_what_a_rule_is_shown():
-    """A tree of the model's structure, tried with it, and mapped with it."""
-    for make in (stacked, nested):
-        model = make()
-        mask = jax.tree.map(lambda x, n: x.ndim - n == 2, model, pm.layer_axes(model))
-        rule = optax.masked(optax.lars(0.1), mask)
-        with pytest.raises(ArgumentError, match="per_layer"):
-            pm.Optimizer(rule).init(model)
-        flat = jax.tree.map(lambda x: x.ndim == 2, listed())
-        right = by_hand(optax.masked(optax.lars(0.1), flat), listed())
-        jax.tree.map(_assert_close, in_lists(trained(pm.per_layer(rule), model)), right)
-
-
 def test_a_mask_that_picks_by_selector_is_never_taken_for_elementwise():
     """On arrays in a plain list it would pick nothing, and train the layers wrongly."""
     stack = nn.Stack(ft.partial(nn.Linear, 4, 4), 3, key=jax.random.key(0))
@@ -302,18 +287,6 @@ def test_stacked_as_one_is_plain_optax():
     new, _ = pm.Optimizer(rule, stacked="as one").init(model).update(model, grads=model)
     updates, _ = rule.update(model, rule.init(model), model)
     assert_same(new, optax.apply_updates(model, updates))
-
-
-@pytest.mark.slow
-def test_programs_do_not_grow_with_the_number_of_layers():
-    """Of mapped rules."""
-
-    def count(depth):
-        model = nn.Stack(Layer, depth, key=jax.random.key(0))
-        opt = pm.Optimizer(pm.per_layer(contrib.muon(0.1))).init(model)
-        return equations(lambda opt, m: opt.update(m, grads=m), opt, model)
-
-    assert count(2) == count(9)
 
 
 @pytest.mark.slow
@@ -387,12 +360,3 @@ def test_rules_by_selector_and_before():
         pm.Optimizer(pm.by({**rules, pm.matrices: muon})).init(nested())
     with pytest.raises(ArgumentError, match="`before`"):
         pm.Optimizer(optax.sgd(0.1), before=CLIP).init(ensemble(listed))
-
-
-def test_what_is_tried_is_not_kept():
-    """Neither arrays nor programs, over many."""
-    model = nn.Stack(ft.partial(nn.LayerNorm, 2), 2)
-    before = len(jax.live_arrays())
-    for rate in range(1, 6):
-        pm.Optimizer(optax.sgd(0.1 * rate)).init(model)
-    assert len(jax.live_arrays()) <= before
