@@ -1,7 +1,6 @@
 """The arithmetic of random streams: the dependencies of keys, and that there are no others."""
 
 import copy
-import functools as ft
 
 import hypothesis.strategies as st
 import jax
@@ -160,37 +159,23 @@ def test_keys_are_all_different():
     assert len(np.unique(keys.reshape(-1, 2), axis=0)) == 3 * 6 * (3 + 4 + 4)
 
 
-# ---- JAX's own check of keys
-
-
-def fresh_keys(model, state):
-    """Uses streams in every way that is allowed."""
-    first, state = state.next_key(model.first.stream)
-    second, state = state.next_key(model.first.stream)
-    state = state.split(2).join()
-    third, state = state.next_key(model.rest[0].stream)
-    keys = pm.init_keys(third)
-    drawn = [jax.random.normal(key) for key in (first, second, next(keys), next(keys))]
-    return sum(drawn), state
-
-
-def everywhere(model, state):
-    """The same for the members of a map, and the steps of a scan."""
-    y, state = fresh_keys(model, state)
-    use = ft.partial(fresh_keys, model)
-    axes = {"in_axes": (BY_STREAMS,), "out_axes": (0, BY_STREAMS)}
-    many, parts = pm.filter_vmap(use, **axes)(state.split(2))
-    state, ys = jax.lax.scan(lambda s, _: use(s)[::-1], parts.join(), length=2)
-    return y + many + ys, state
-
-
 def test_jax_accepts_streams_where_it_looks_for_key_reuse():
-    """Call after call, and the same numbers; but not going on with the State from before a call."""
+    """Call after call, in maps and scans; but not going on with the State from before a call."""
     model, state = make(1)
-    step = jax.jit(ft.partial(everywhere, model))
+    stream = model.first.stream
+
+    @jax.jit
+    def step(state):
+        first, state = state.next_key(stream)
+        state = state.split(2).join()
+        second, parts = draw_each(state.split(2), stream)
+        draw = lambda state, _: state.next_key(stream)[::-1]  # noqa: E731
+        state, third = jax.lax.scan(draw, parts.join(), length=2)
+        next(pm.init_keys(first))
+        return jax.vmap(jax.random.normal)(jnp.concatenate([second, third])), state
+
     expected = step(step(state)[1])[0]
     with jax.debug_key_reuse(True):
-        fresh_keys(*make(1))
         _, after = step(state)
         assert_same(step(after)[0], expected)
         with pytest.raises(jax.errors.KeyReuseError, match="consumed"):
