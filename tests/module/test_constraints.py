@@ -249,49 +249,29 @@ def test_the_tree_has_what_is_trained():
         (pm.select.type(pm.Computed), [True, True, True, False]),
     ):
         assert selector.mask(model) == mask
-    assert repr(model) == (
-        "Kernel(\n  scale=positive(weak_f32[]),\n  noise=interval(0.0, 0.5)(f32[]) (buffer),\n"
-        "  shares=simplex(f32[3]) (shares),\n  plain=f32[]\n)"
-    )
     assert "scale=positive(f32[2])" in repr(pm.filter_vmap(kernel)(jnp.ones(2)))
+    assert "noise=interval(0.0, 0.5)(f32[]) (buffer)" in repr(model)
 
 
 def test_the_constraint_is_structure():
     """Equal in all instances, whose program is that of the formula; another one differs."""
-    model, traces = kernel(), []
-
-    @pm.filter_jit
-    def read(m):
-        traces.append(1)
-        return m.scale
-
-    for scale in (1.0, 2.0, 3.0):
-        read(kernel(jnp.float32(scale)))
-    assert traces == [1]
+    model = kernel()
     u = pm.named_leaves(model)["scale.unconstrained"]
     ours = jax.make_jaxpr(lambda m, x: m.scale * x)(model, 1.0).eqns
     theirs = jax.make_jaxpr(lambda u, x: positive.forward(u) * x)(u, 1.0).eqns
     assert [e.primitive for e in ours] == [e.primitive for e in theirs]
-    for again in (copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert again == model
-        assert again.scale == model.scale
+    assert pickle.loads(pickle.dumps(model)) == copy.deepcopy(model) == model
     soft = pm.constraints.softplus_positive
     other = model.replace(scale=soft.constrain(jnp.float32(2.0), "scale"))
     assert jax.tree.structure(other) != jax.tree.structure(model) == jax.tree.structure(kernel(3.0))
 
 
 def test_files_have_what_is_trained(tmp_path):
-    """A round trip is exact; values in the clear, or of other bounds, are not taken for it."""
-    model, path, clear = kernel(jnp.float32(0.1)), tmp_path / "model", tmp_path / "clear"
+    """A round trip is exact; a parameter of other bounds is not taken for it."""
+    model, path = kernel(jnp.float32(0.1)), tmp_path / "model"
     pm.save(path, model)
     assert_same(pm.named_leaves(pm.load(path, kernel())), pm.named_leaves(model))
-    # Of the class, before it got the constraint.
-    pm.save(clear, new("Written", scale=pm.field())(jnp.float32(2.0)))
     one, other = (Free(c.constrain(jnp.float32(0.5), "scale")) for c in (positive, unit_interval))
     pm.save(path, one)
     with pytest.raises(FileError, match=r"scale.*constraint|constraint"):
         pm.load(path, other)
-    with pytest.raises(FileError, match=r"at scale\.unconstrained: missing"):
-        pm.load(clear, Written(1.0))
-    rename = {"scale": ("scale.unconstrained", positive.inverse)}
-    assert pm.load(clear, Written(jnp.float32(1.0)), rename=rename).scale == 2
