@@ -52,7 +52,6 @@ def arrays():
 
 
 def call(model, x, state):
-    """Call a model; for maps."""
     return model(x, state)
 
 
@@ -111,12 +110,6 @@ def test_g12_a_rule_inside_a_tree_of_models():
     assert states["b"].get(model.count).tolist() == list(range(1, 11))
 
 
-def leaves_of(state):
-    """The arrays of a State by their paths."""
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
-
-
 def test_g13_random_state_inside_modules():
     """Streams split ten ways, the rest broadcast: two calls differ, and every count is 2."""
     kernel, bias, x = arrays()
@@ -128,7 +121,7 @@ def test_g13_random_state_inside_modules():
 
     assert not jnp.allclose(y1, y2)
     assert len(np.unique(y1)) == 30
-    assert leaves_of(state)["noise.count"].tolist() == [2] * 10
+    assert pm.named_leaves(state)["noise.count"].tolist() == [2] * 10
     assert int(state.get(model.count)) == 2
 
 
@@ -140,8 +133,7 @@ def test_g14_seeds_that_were_split_before_construction():
         model, state = make_noisy(kernel, bias)
         return model, state.seed(key)
 
-    keys = jax.random.split(jax.random.key(0), MEMBERS)
-    models, states = pm.filter_vmap(make)(kernel, bias, keys)
+    models, states = pm.filter_vmap(make)(kernel, bias, jax.random.split(jax.random.key(0), 10))
     y1, states = pm.filter_vmap(call)(models, x, states)
     y2, states = pm.filter_vmap(call)(models, x, states)
 
@@ -163,8 +155,8 @@ def test_g15_split_around_a_map_and_join_after_it():
         ys.append(y)
 
     assert not jnp.allclose(*ys)
-    assert leaves_of(state)["noise.key"].shape == ()
-    assert int(leaves_of(state)["noise.count"]) == 2
+    assert pm.named_leaves(state)["noise.key"].shape == ()
+    assert int(pm.named_leaves(state)["noise.count"]) == 2
     assert int(state.get(model.count)) == 2
 
 
@@ -253,11 +245,9 @@ def test_l17_an_ensemble_of_batchnorm_networks():
 
     # The same as a Module, on one batch for all.
     nets, state = pm.make_with_state(nn.Ensemble)(Classifier, 3, key=jax.random.key(0))
-    y, state = on_batch(nets, x[0], state, 1)
-    expected, states = pm.filter_vmap(on_batch, in_axes=(0, None, 0))(models, x[0], states)
+    y, _ = on_batch(nets, x[0], state, 1)
+    expected, _ = pm.filter_vmap(on_batch, in_axes=(0, None, 0))(models, x[0], states)
     assert_close(y, expected, rtol=1e-4, atol=1e-5)
-    statistics = state.get(nets.member.norm.state_index)
-    assert_close(statistics, states.get(models.norm.state_index), rtol=1e-4, atol=1e-6)
 
 
 def test_x4_flags_for_all_submodules():
