@@ -200,9 +200,11 @@ def test_trees_that_have_the_form_of_a_model_take_anything():
     assert pm.tree_at(lambda m: m.scale, model, True).scale is True
     gradients = pm.filter_grad(lambda m: m.scale)(model)
     assert gradients == pm.tree_at("scale.unconstrained", gradients, jnp.asarray(2.0))
-    for change in (lambda g: pm.tree_at("scale", g, 0.0), lambda g: g.replace(scale=1.0)):
-        with pytest.raises(SpecError, match="scale"):
-            change(gradients)
+    inside = pm.filter_grad(lambda m: m["a"].func.scale)({"a": pm.Partial(model)})
+    for grads in (gradients, inside["a"].func):
+        for change in (lambda g: pm.tree_at("scale", g, 0.0), lambda g: g.replace(scale=1.0)):
+            with pytest.raises(SpecError, match="scale"):
+                change(grads)
 
 
 def test_roles_that_were_given_stay():

@@ -1,6 +1,7 @@
 """Instances that are pickled and copied, and classes of scripts, which are pickled by value."""
 
 import copy
+import functools as ft
 import json
 import os
 import pickle
@@ -18,7 +19,7 @@ import pytreemod as pm
 from tests.helpers import pickled_script
 from tests.helpers.comparing import assert_same
 from tests.helpers.computing import scaled
-from tests.helpers.trees import ramp
+from tests.helpers.trees import Pair, ramp
 
 COPIES = [
     lambda m: pickle.loads(pickle.dumps(m)),
@@ -154,11 +155,13 @@ FUNCTIONS = (jax.nn.silu, jax.nn.relu, jnp.add, np.tanh, jax.nn.softmax, len, Ac
 def test_functions_of_a_model_are_pickled_by_name(copied):
     """Whatever kind of object a function is: Python pickles neither a jitted one nor a ufunc."""
     for function in FUNCTIONS:
-        made = Acts(ramp(2), function, (1, function))
+        made = Acts(ramp(2), function, (1, Pair(2, function)))
         again = copied(made)
         assert again.act is function
-        assert again.fixed == (1, function)
+        assert again.fixed == (1, Pair(2, function))
         assert jax.tree.structure(again) == jax.tree.structure(made)
+        partial = copied(Acts(None, ft.partial(function, 3, key=4))).act
+        assert (partial.func, partial.args, partial.keywords) == (function, (3,), {"key": 4})
 
 
 def test_a_pickle_names_public_modules():
