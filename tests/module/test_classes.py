@@ -162,10 +162,6 @@ def test_init_subclass_and_new_work_as_ever():
     assert (tags, Sub(1).x) == (["here"], 1)
 
 
-FORBIDDEN = type(pm.Module)("Cls", (pm.Module,), {"__annotations__": {"x": int}}, is_abstract=True)
-FORCED = type(pm.Module)("Forced", (pm.Module,), {}, strict=pm.StrictConfig(force_abstract=True))
-
-
 def test_a_post_init_that_does_not_run_is_told():
     """Beside an own `__init__`, unless that calls it; a class that inherits both is not told."""
 

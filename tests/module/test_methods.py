@@ -70,34 +70,8 @@ def test_methods_of_every_kind_work():
         assert (inside, len(m)) == ("inside", 2)
 
 
-def test_inherited_methods_keep_the_order_of_the_bases():
-    """As in plain Python, also in a diamond; what `super()` gives is a tree, too."""
-
-    def named(name, *bases):
-        def who(self):
-            return [name, *getattr(super(cls, self), "who", list)()]
-
-        cls = type(bases[0])(name, bases, {"who": who})
-        return cls
-
-    def arranged(top):
-        root = named("Root", object)
-        first, other = type(top)("First", (root, top), {}), named("Other", root)
-        second = type(top)("Second", (first, other), {})
-        return [second, type(top)("Last", (named("Third", root), second), {}), named("Own", second)]
-
-    class Plain: ...
-
-    for plain, module in zip(arranged(Plain), arranged(pm.Module), strict=True):
-        assert module().who() == module.who(module()) == plain().who()
-    child = Child("a", 2)
-    assert type(super(Child, child).__call__) is pm.BoundMethod
-    assert super(Child, child).__call__.__self__ is child
-    assert_close(child(ramp(2)), OwnInit(2)(ramp(2)) + 0.25)
-
-
 def test_bound_methods_are_trees_of_their_instance():
-    """`__call__` included: the children are the instance's, the function is structure."""
+    """`__call__` and `super()` too: the children are the instance's, the function is structure."""
     m = many()
     for name in ("plain", "jitted", "filter_jitted", "mapped", "__call__", "wrapped"):
         method = getattr(m, name)
@@ -107,6 +81,10 @@ def test_bound_methods_are_trees_of_their_instance():
         assert_close(moved.__self__.x, ramp(2) + 1)
         assert jax.tree.structure(method) == jax.tree.structure(moved)
         assert jax.tree.structure(method) != jax.tree.structure(many().replace)
+    child = Child("a", 2)
+    assert type(super(Child, child).__call__) is pm.BoundMethod
+    assert super(Child, child).__call__.__self__ is child
+    assert_close(child(ramp(2)), OwnInit(2)(ramp(2)) + 0.25)
     # Transforms take them as they take a Module.
     method, x = affine().scaled, ramp(3)
     assert_close(pm.filter_jit(method)(x, by=2.0), 2 * affine()(x))
