@@ -60,14 +60,10 @@ def test_a_token_keeps_its_identity_and_its_value():
         nn.delete_init_state(token),
     ):
         assert_same(state.get(same)["a"], ramp(2))
-
-
-def test_none_is_a_value():
-    """It is distinguished from a removed initial value, also after copies and transforms."""
+    # None is a value, and no value that is gone.
     token = pm.StateIndex(None)
     for same in (token, copy.deepcopy(token), jax.tree.map(jnp.copy, token)):
-        state = pm.State(same)
-        assert state.set(same, None).get(same) is None
+        assert pm.State(same).set(same, None).get(same) is None
 
 
 def test_model_and_state_come_together():

@@ -77,7 +77,6 @@ def test_a_key_is_the_seed_folded_with_path_and_count():
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
 def test_adding_a_layer_changes_no_other_layers_numbers(impl):
     """A stream's keys depend on its own path alone, whatever generator the seed is of."""
-
     (small, state), (large, larger_state) = make(1, impl=impl), make(3, impl=impl)
     for mine, others in zip(small.streams(), large.streams(), strict=False):
         keys, state = draw(state, mine, 2)
@@ -86,6 +85,10 @@ def test_adding_a_layer_changes_no_other_layers_numbers(impl):
     if impl != "unsafe_rbg":  # It is called so because a map may change its numbers.
         few, many = (draw_each(state.restored().split(n), small.first.stream)[0] for n in (2, 3))
         assert_same(data(few), data(many)[:2])
+        # A single member, as each device has of several, may be used without a map.
+        one, after = state.restored().split(1).next_key(small.first.stream)
+        assert_same(data(one), data(few)[0])
+        assert after == draw_each(state.restored().split(1), small.first.stream)[1]
 
 
 @law
