@@ -13,7 +13,6 @@ import pytreemod as pm
 from pytreemod.errors import StateError
 from tests.helpers.comparing import assert_same
 from tests.helpers.laws import array_trees, law
-from tests.helpers.trees import ramp
 
 values = st.lists(array_trees.filter(lambda t: jax.tree.leaves(t) != []), min_size=2, max_size=3)
 
@@ -43,11 +42,6 @@ def make(inits):
 def as_jax(tree):
     """The tree as a State holds it."""
     return jax.tree.map(jnp.asarray, tree)
-
-
-def again(state):
-    """A State with the same values, for a law that uses it up."""
-    return copy.copy(state)
 
 
 @law
@@ -104,6 +98,30 @@ def test_update_has_what_the_part_has_changed_or_refuses(writes, whole):
         assert after.get(token) == {**written[True], **written[False]}.get(i, -1.0)
 
 
+@law
+@given(values)
+def test_fill_undoes_make_with_state(inits):
+    """make_with_state(state.fill)(model) == (model, state)."""
+    model, state = make(inits)
+    kept = copy.copy(state)
+
+    assert pm.make_with_state(state.fill)(model) == (model, kept)
+
+
+@law
+@given(st.integers(0, 2**32 - 1), st.integers(1, 4))
+def test_seed_gives_what_it_gave(seed, count):
+    """state.seed(k) == state.seed(k): of the old State, only the values are left."""
+    make = pm.make_with_state(lambda: [*(pm.RngStream() for _ in range(count)), Net(1.0)])
+    streams, state = make()
+    key = jax.random.key(seed)
+    fresh, used = copy.copy(state).seed(key), copy.copy(state).seed(jax.random.key(0))
+    for stream in streams[:-1]:
+        _, used = used.next_key(stream)
+
+    assert used.seed(key) == fresh
+
+
 COPIES = [
     lambda layer: layer,
     copy.deepcopy,
@@ -137,46 +155,3 @@ def test_state_is_a_pytree_of_arrays(inits):
     assert all(isinstance(leaf, jax.Array) for leaf in leaves)
     assert treedef.unflatten(leaves) == state
     assert jax.jit(lambda s: s)(state) == state
-
-
-class Streams(pm.Module):
-    """Random streams, at two depths, beside a value."""
-
-    first: pm.RngStream
-    rest: list
-    value: pm.StateIndex
-
-    def __init__(self, count=2):
-        self.first = pm.RngStream()
-        self.rest = [pm.RngStream() for _ in range(count)]
-        self.value = pm.StateIndex(ramp(2))
-
-    def streams(self):
-        """All of them."""
-        return [self.first, *self.rest]
-
-
-@law
-@given(st.integers(0, 2**32 - 1), st.integers(0, 3))
-def test_seed_gives_what_it_gave(seed, count):
-    """state.seed(k) == state.seed(k): of the old State, only the values are left."""
-    model, state = pm.make_with_state(Streams)(count)
-    key = jax.random.key(seed)
-    fresh = again(state).seed(key)
-    used = again(state).seed(jax.random.key(0))
-    for stream in model.streams():
-        _, used = used.next_key(stream)
-
-    assert used.seed(key) == fresh
-
-
-@law
-@given(values)
-def test_fill_undoes_make_with_state(inits):
-    """make_with_state(state.fill)(model) == (model, state)."""
-    model, state = make(inits)
-    kept = again(state)
-    remade, after = pm.make_with_state(state.fill)(model)
-
-    assert after == kept
-    assert remade == model

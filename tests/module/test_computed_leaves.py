@@ -201,6 +201,9 @@ def test_resolve_of_several_models_as_one():
     assert pm.tree_equal(pm.resolve(many), pm.stack([pm.resolve(m) for m in models]))
     assert pm.resolve(pm.stack([many, many])).weight.shape == (2, 3, 2)
     assert pm.filter_vmap(lambda m: m.weight)(many).shape == (3, 2)
+    # A number of Python's is the same for all.
+    halves = pm.filter_vmap(lambda x: pm.computed(jnp.multiply, x, 0.5))(ramp(3, 2))
+    np.testing.assert_allclose(pm.resolve(halves), ramp(3, 2) / 2)
 
 
 def test_a_leaf_of_shapes_alone_reads_as_its_shape():
