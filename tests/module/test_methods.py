@@ -123,26 +123,6 @@ def test_methods_of_equal_instances_are_equal():
     assert all(owner(1).f != other for other in (owner(1).g, owner.f, 1))
 
 
-def test_programs_are_compiled_once_for_all_instances():
-    """Instances are arguments; a method in a static field is made anew, and is the same."""
-    traces = []
-
-    class Layer(pm.Module):
-        x: jax.Array
-        f: object = pm.field(static=True, default=None)
-
-        @pm.filter_jit
-        def __call__(self, y):
-            traces.append(None)
-            return self.x + y if self.f is None else self.x * self.f(y)
-
-    assert [float(Layer(jnp.asarray(x))(1.0)) for x in (1.0, 2.0, 3.0)] == [2.0, 3.0, 4.0]
-    assert len(traces) == 1
-    for _ in range(3):
-        Layer(ramp(2), affine().scaled)(ramp(3))
-    assert len(traces) == 2
-
-
 def collect(*args, **kwargs):
     return args, kwargs
 

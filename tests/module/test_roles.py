@@ -99,10 +99,9 @@ def test_transforms_surgery_and_programs_keep_roles_apart(tmp_path):
     plain, frozen = affine(), pm.with_role(affine(), "bias", "buffer")
     step = pm.filter_jit(lambda model: pm.trainable(model)[0])
     assert [step(m).bias is None for m in (plain, frozen, plain)] == [False, True, False]
-    for tree in (plain, frozen):
-        pm.save(tmp_path / "model", tree)
-        assert pm.load(tmp_path / "model", frozen) == frozen
-        assert pm.load(tmp_path / "model", plain) == plain
+    pm.save(tmp_path / "model", frozen)
+    assert pm.load(tmp_path / "model", frozen) == frozen
+    assert pm.load(tmp_path / "model", plain) == plain
 
 
 @pytest.mark.parametrize(
