@@ -23,7 +23,6 @@ WORDS = [
     (lambda: nn.relu, AttributeError, ["In pytreemod: jax.nn.relu"]),
     (lambda: nn.nothing, AttributeError, []),
     (lambda: pm.jit, AttributeError, ["In pytreemod: pm.filter_jit(function)"]),
-    (lambda: pm.nothing, AttributeError, []),
 ]
 
 

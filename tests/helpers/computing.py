@@ -1,14 +1,12 @@
 """Computed leaves, and classes of every style that hold one."""
 
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 import pytreemod as pm
 from tests.helpers.trees import ramp
-
-T = TypeVar("T")
 
 
 class Scaled(pm.Computed):
@@ -21,17 +19,21 @@ class Scaled(pm.Computed):
         return self.array * self.factor
 
 
-class Generated(pm.Module):
-    """No `__init__` of its own."""
-
-    weight: jax.Array
-    bias: jax.Array
+class Layer(pm.Module):
+    """What the classes below compute."""
 
     def __call__(self, x):
         return self.weight * x + self.bias
 
 
-class Own(pm.Module):
+class Generated(Layer):
+    """No `__init__` of its own."""
+
+    weight: jax.Array
+    bias: jax.Array
+
+
+class Own(Layer):
     """An `__init__` that assigns."""
 
     weight: jax.Array
@@ -43,32 +45,23 @@ class Own(pm.Module):
         self.bias = bias
         self.weight = weight
 
-    def __call__(self, x):
-        return self.weight * x + self.bias
 
-
-class Defaults(pm.Module):
+class Defaults(Layer):
     """Fields with defaults, which are attributes of the class too."""
 
     bias: jax.Array
     weight: jax.Array | float = 1.0
     used: ClassVar[int] = 3
 
-    def __call__(self, x):
-        return self.weight * x + self.bias
 
-
-class Converting(pm.Module):
+class Converting(Layer):
     """A converter that would replace the computed leaf by an array."""
 
     weight: jax.Array = pm.field(converter=jnp.asarray)
     bias: jax.Array = pm.field(converter=jnp.asarray)
 
-    def __call__(self, x):
-        return self.weight * x + self.bias
 
-
-class Counting(pm.Module):
+class Counting(Layer):
     """A `__post_init__`, a `__check_init__` and a property that read the field."""
 
     weight: jax.Array

@@ -116,57 +116,45 @@ def step(model, x):
     return model(x), jax.tree.map(lambda leaf: 2 * leaf, model)
 
 
+def error_of(call):
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__
+
+
 def results(found):
+    """Numbers, texts, and whether what was sent is of the classes here."""
     x = jnp.ones(2)
     made = Written(x, size=2)
-    raised = []
-    for wrong in (lambda: Own("wrong"), lambda: Base(x), lambda: setattr(made, "weight", x)):
-        try:
-            wrong()
-        except Exception as error:
-            raised.append(type(error).__name__)
     grads = pm.filter_grad(lambda m: m(x).sum())(made)
     values = [
-        found["written"](x),
-        found["jitted"](x),
-        found["method"](x),
-        made.plainly(x),
-        made.again(x),
-        EXAMPLE.of_example(x),
-        EXAMPLE.doubled(x),
-        *step(made, x),
-        made.jitted(x),
-        Posted(x).y,
-        Sub(x).extra,
-        Sub(x).doubled,
-        grads.weight,
-        made.scaled(x),
-        found["layer"](x),
-        made.replace(weight=[3.0]).weight,
+        *(found["written"](x), found["jitted"](x), found["method"](x), found["layer"](x)),
+        *(made.plainly(x), made.jitted(x), made.scaled(x), made.again(x), step(made, x)),
+        *(EXAMPLE.of_example(x), EXAMPLE.doubled(x), Sub(x).extra, Sub(x).doubled, Posted(x).y),
+        *(grads.weight, made.replace(weight=[3.0]).weight, Plain(x).early()),
+        *(EARLY, jax.tree.map(lambda leaf: 3 * leaf, EARLY)),
     ]
     texts = [
-        repr(made),
-        repr(found["sub"]),
-        str(jax.tree.structure(made).num_leaves),
-        found["layer"].name,
+        *(repr(made), repr(found["sub"]), found["layer"].name, str(grads.mean)),
+        str([error_of(lambda: Own("wrong")), error_of(lambda: Base(x))]),
         str([(f.name, f.init) for f in dataclasses.fields(Sub)]),
-        str(raised),
-        repr(Posted(1.0)),
-        str(grads.mean),
-        type(made.scaled).__name__,
         str(hash(made.scaled) is not None),
     ]
-    values += jax.tree.leaves([EARLY, Plain(x), jax.tree.map(lambda leaf: 3 * leaf, EARLY)])
-    values += [Plain(x).early()]
     same = [
-        jax.tree.structure(EARLY) == jax.tree.structure(Plain(x)),
-        found["written"] == Written(x),
         type(found["written"]) is Written,
-        jax.tree.structure(found["written"]) == jax.tree.structure(Written(x)),
-        jax.tree.structure(EXAMPLE) == jax.tree.structure(Own(Written(x))),
-        jax.tree.structure(found["sub"]) == jax.tree.structure(Sub(x)),
+        found["written"] == Written(x),
+        *(
+            jax.tree.structure(sent) == jax.tree.structure(here)
+            for sent, here in (
+                (EARLY, Plain(x)),
+                (found["written"], Written(x)),
+                (EXAMPLE, Own(Written(x))),
+                (found["sub"], Sub(x)),
+            )
+        ),
     ]
-    return [jax.tree.map(lambda leaf: float(jnp.sum(leaf)), jax.tree.leaves(values)), texts, same]
+    return [[float(jnp.sum(leaf)) for leaf in jax.tree.leaves(values)], texts, same]
 
 
 if __name__ == "__main__":

@@ -205,7 +205,7 @@ def instance(cls: Any, optional: bool) -> Any:
         held = {f.name: getattr(made, f.name) for f in fields(cls)}
         if isinstance(made, pm.Module):
             for same in (made, jax.tree.map(lambda leaf: leaf, made)):
-                assert vars(same) == {name: held[name] for name in cls.__record__.fields}
+                assert vars(same) == held
         return held | {PROPERTY: getattr(made, PROPERTY, None)}
     except (TypeError, AttributeError):  # Also our errors of fields.
         return REFUSED

@@ -1,6 +1,7 @@
 """Laws of State: `get` returns the value of `set`, and nothing else changes."""
 
 import copy
+import pickle
 
 import hypothesis.strategies as st
 import jax
@@ -12,7 +13,6 @@ import pytreemod as pm
 from pytreemod.errors import StateError
 from tests.helpers.comparing import assert_same
 from tests.helpers.laws import array_trees, law
-from tests.helpers.trees import ramp
 
 values = st.lists(array_trees.filter(lambda t: jax.tree.leaves(t) != []), min_size=2, max_size=3)
 
@@ -42,11 +42,6 @@ def make(inits):
 def as_jax(tree):
     """The tree as a State holds it."""
     return jax.tree.map(jnp.asarray, tree)
-
-
-def again(state):
-    """A State with the same values, for a law that uses it up."""
-    return copy.copy(state)
 
 
 @law
@@ -104,22 +99,50 @@ def test_update_has_what_the_part_has_changed_or_refuses(writes, whole):
 
 
 @law
-@given(st.lists(st.integers(0, 2), min_size=1, max_size=4), st.data())
-def test_every_place_is_a_token_of_its_own(places, data):
-    """A model with n tokens has n values, whichever objects and copies they are."""
-    layers = [{"index": pm.StateIndex(jnp.asarray(float(i)))} for i in range(3)]
-    copied = data.draw(st.lists(st.booleans(), min_size=len(places), max_size=len(places)))
-    chosen = [
-        copy.deepcopy(layers[i]) if c else layers[i] for i, c in zip(places, copied, strict=True)
-    ]
-    model, state = pm.make_with_state(lambda: chosen)()
+@given(values)
+def test_fill_undoes_make_with_state(inits):
+    """make_with_state(state.fill)(model) == (model, state)."""
+    model, state = make(inits)
+    kept = copy.copy(state)
 
-    assert [float(state.get(layer["index"])) for layer in model] == places
+    assert pm.make_with_state(state.fill)(model) == (model, kept)
+
+
+@law
+@given(st.integers(0, 2**32 - 1), st.integers(1, 4))
+def test_seed_gives_what_it_gave(seed, count):
+    """state.seed(k) == state.seed(k): of the old State, only the values are left."""
+    make = pm.make_with_state(lambda: [*(pm.RngStream() for _ in range(count)), Net(1.0)])
+    streams, state = make()
+    key = jax.random.key(seed)
+    fresh, used = copy.copy(state).seed(key), copy.copy(state).seed(jax.random.key(0))
+    for stream in streams[:-1]:
+        _, used = used.next_key(stream)
+
+    assert used.seed(key) == fresh
+
+
+COPIES = [
+    lambda layer: layer,
+    copy.deepcopy,
+    lambda layer: pickle.loads(pickle.dumps(layer)),
+    lambda layer: jax.tree.map(jnp.copy, layer),
+    pm.filter_jit(lambda layer: layer),
+    lambda layer: layer.replace(),
+]
+
+
+@law
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(COPIES)), min_size=1, max_size=4))
+def test_every_place_is_a_token_of_its_own(places):
+    """A model with n tokens has n values, whichever objects and copies they are."""
+    layers = [Net(float(i)) for i in range(3)]
+    model, state = pm.make_with_state(lambda: [copied(layers[i]) for i, copied in places])()
+
+    assert [state.get(layer.first) for layer in model] == [i for i, _ in places]
     for number, layer in enumerate(model):
-        state = state.set(layer["index"], jnp.asarray(10.0 + number))
-    assert [float(state.get(layer["index"])) for layer in model] == [
-        10.0 + number for number in range(len(places))
-    ]
+        state = state.set(layer.first, jnp.asarray(10.0 + number))
+    assert [state.get(layer.first) for layer in model] == [10 + n for n in range(len(places))]
 
 
 @law
@@ -132,66 +155,3 @@ def test_state_is_a_pytree_of_arrays(inits):
     assert all(isinstance(leaf, jax.Array) for leaf in leaves)
     assert treedef.unflatten(leaves) == state
     assert jax.jit(lambda s: s)(state) == state
-
-
-class Streams(pm.Module):
-    """Random streams, at two depths, beside a value."""
-
-    first: pm.RngStream
-    rest: list
-    value: pm.StateIndex
-
-    def __init__(self, count=2):
-        self.first = pm.RngStream()
-        self.rest = [pm.RngStream() for _ in range(count)]
-        self.value = pm.StateIndex(ramp(2))
-
-    def streams(self):
-        """All of them."""
-        return [self.first, *self.rest]
-
-
-def key_of(state, stream):
-    """The next key of a stream, as numbers."""
-    return jax.random.key_data(again(state).next_key(stream)[0]).tolist()
-
-
-@law
-@given(st.integers(0, 2**32 - 1), st.integers(0, 3))
-def test_seed_gives_what_it_gave(seed, count):
-    """state.seed(k) == state.seed(k): of the old State, only the values are left."""
-    model, state = pm.make_with_state(Streams)(count)
-    key = jax.random.key(seed)
-    fresh = again(state).seed(key)
-    used = again(state).seed(jax.random.key(0))
-    for stream in model.streams():
-        _, used = used.next_key(stream)
-
-    assert used.seed(key) == fresh
-
-
-@law
-@given(st.lists(st.integers(0, 2), max_size=3))
-def test_keys_are_used_once(uses):
-    """Every key that was drawn, or could be drawn next, is another one."""
-    model, state = pm.make_with_state(Streams)()
-    state = state.seed(jax.random.key(0))
-    keys = []
-    for i in uses:
-        key, state = state.next_key(model.streams()[i])
-        keys.append(jax.random.key_data(key).tolist())
-    keys += [key_of(state, stream) for stream in model.streams()]
-
-    assert len({tuple(key) for key in keys}) == len(uses) + 3
-
-
-@law
-@given(values)
-def test_fill_undoes_make_with_state(inits):
-    """make_with_state(state.fill)(model) == (model, state)."""
-    model, state = make(inits)
-    kept = again(state)
-    remade, after = pm.make_with_state(state.fill)(model)
-
-    assert after == kept
-    assert remade == model

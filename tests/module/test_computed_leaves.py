@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, FieldError, ShapeError, SpecError
+from pytreemod.errors import ArgumentError, FieldError, ShapeError
 from tests.helpers.computing import STYLES, Generated, Scaled, scaled
 from tests.helpers.equations import operations
 from tests.helpers.trees import Affine, Holder, new, ramp
@@ -36,16 +36,6 @@ class LowRank(pm.Computed):
         return self.base + self.b @ self.a
 
 
-def low_rank():
-    return LowRank(ramp(2, 3), ramp(1, 3), ramp(2, 1))
-
-
-def assert_reads(made, weight=(3.0, 6.0)):
-    assert isinstance(made.weight, jax.Array)
-    np.testing.assert_allclose(made.weight, weight)
-    assert "weight.factor" in pm.named_leaves(made)
-
-
 @pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
 def test_the_attribute_reads_as_the_array_on_every_journey(style):
     """Flattening, jit, copies; surgery puts a leaf for an array and an array for the leaf."""
@@ -65,12 +55,12 @@ def test_the_attribute_reads_as_the_array_on_every_journey(style):
         pm.combine(*pm.partition(made, FACTOR)),
     ]
     np.testing.assert_allclose(made(jnp.ones(2)), [4.0, 8.0])
-    assert isinstance(made, type(plain))
     # A pending instance may be filled in by the first read of another field.
     journeys.append(pm.filter_jit(lambda m: m)(made))
     assert isinstance(journeys[-1].bias, jax.Array)
     for found in journeys:
-        assert_reads(found)
+        assert isinstance(found.weight, jax.Array)
+        np.testing.assert_allclose(found.weight, [3.0, 6.0])
         assert jax.tree.structure(found) == jax.tree.structure(made)
         assert found == made
         for back in (pm.resolve(found), pm.tree_at(lambda m: m.weight, found, ramp(2))):
@@ -79,18 +69,15 @@ def test_the_attribute_reads_as_the_array_on_every_journey(style):
 
 
 def test_reading_leaves_nothing_behind():
-    """Ten thousand reads keep no array alive."""
+    """A hundred reads keep no array alive."""
     made = generated()
     _ = made.weight
     gc.collect()
     count = len(gc.get_objects())
-    with jax.ensure_compile_time_eval():
-        for _ in range(10_000):
-            pm.tree_at(lambda m: m.bias, made, 0).bias
     for _ in range(100):
         _ = made.weight
     gc.collect()
-    assert len(gc.get_objects()) - count < 100
+    assert len(gc.get_objects()) - count < 50
 
 
 def by_hand(base, a, b, bias, x):
@@ -100,7 +87,8 @@ def by_hand(base, a, b, bias, x):
 @pytest.mark.usefixtures("optimized")
 def test_value_gradient_and_program_are_those_of_the_formula():
     """Inside jit it compiles to the formula, and so does its gradient; `lax` takes it."""
-    model, leaf, x = linear_with(low_rank()), low_rank(), ramp(3)
+    leaf, x = LowRank(ramp(2, 3), ramp(1, 3), ramp(2, 1)), ramp(3)
+    model = linear_with(leaf)
     parts = (leaf.base, leaf.a, leaf.b, model.bias)
 
     def by_leaf(model, x):
@@ -114,36 +102,17 @@ def test_value_gradient_and_program_are_those_of_the_formula():
     split = jax.grad(lambda parts, x: by_hand(*parts, x))
     assert operations(by_leaf, model, x) == operations(by_hand, *parts, x)
     assert operations(jax.grad(by_leaf), model, x) == operations(split, parts, x)
-    through = pm.filter_jit(pm.filter_grad(lambda m: jnp.sum(pm.resolve(m)(1.0))))(generated())
-    np.testing.assert_allclose(pm.named_leaves(through)["weight.factor"], 3.0)
-    # The updated model is a model.
-    grads = pm.filter_grad(loss)(generated())
-    assert len(jax.tree.leaves(grads)) == 3
-    assert_reads(pm.apply_updates(generated(), jax.tree.map(jnp.zeros_like, grads)))
 
 
 def test_roles_and_paths_reach_into_it():
     """Its fields are the tree's."""
-    model = linear_with(low_rank())
+    model = linear_with(LowRank(ramp(2, 3), ramp(1, 3), ramp(2, 1)))
     grads = pm.filter_grad(lambda m: jnp.sum(m(ramp(3))), wrt=pm.select.role("low"))(model)
     assert sorted(pm.named_leaves(grads)) == ["weight.a", "weight.b"]
     changed = pm.tree_at(lambda m: m.weight.a, model, jnp.zeros((1, 3)))
     np.testing.assert_allclose(changed.weight, model.weight - ramp(2, 1) @ ramp(1, 3))
     picked = pm.select.at(lambda m: m.weight)(model)
     assert jax.tree.leaves(picked) == [True, True, True, False]
-
-
-def test_computed_is_the_functions_value():
-    """Of arrays, of Modules, of a Module that computes, of another computed leaf."""
-    made = linear_with(pm.computed(jnp.multiply, ramp(2, 3), jnp.asarray(2.0)))
-    np.testing.assert_allclose(made.weight, 2 * ramp(2, 3))
-    outer = new(fields={"x": object}, __call__=lambda self, y: jnp.outer(self.x, y))
-    made = linear_with(pm.computed(outer(ramp(2)), ramp(3)))
-    np.testing.assert_allclose(made.weight, jnp.outer(ramp(2), ramp(3)))
-    assert sorted(pm.named_leaves(made)) == ["bias", "weight.fn.x", "weight.trees.0"]
-    made = generated(Scaled(scaled(), jnp.asarray(2.0)))
-    np.testing.assert_allclose(made.weight, [6.0, 12.0])
-    assert "weight.array.factor" in pm.named_leaves(made)
 
 
 BINARY = [
@@ -165,6 +134,19 @@ def test_operators_take_one_that_is_in_a_list():
     expected = [[-3, -6], [3, 6], [3, 6], 6, [-1, -4]]
     for found, numbers in zip((-leaf, +leaf, abs(leaf), leaf[1], 2.0 - leaf), expected):
         np.testing.assert_allclose(found, numbers)
+
+
+def test_computed_is_the_functions_value():
+    """Of arrays, of Modules, of a Module that computes, of another computed leaf."""
+    made = linear_with(pm.computed(jnp.multiply, ramp(2, 3), jnp.asarray(2.0)))
+    np.testing.assert_allclose(made.weight, 2 * ramp(2, 3))
+    outer = new(fields={"x": object}, __call__=lambda self, y: jnp.outer(self.x, y))
+    made = linear_with(pm.computed(outer(ramp(2)), ramp(3)))
+    np.testing.assert_allclose(made.weight, jnp.outer(ramp(2), ramp(3)))
+    assert sorted(pm.named_leaves(made)) == ["bias", "weight.fn.x", "weight.trees.0"]
+    made = generated(Scaled(scaled(), jnp.asarray(2.0)))
+    np.testing.assert_allclose(made.weight, [6.0, 12.0])
+    assert "weight.array.factor" in pm.named_leaves(made)
 
 
 def test_prefix_trees_name_the_parts():
@@ -203,11 +185,13 @@ def test_resolve_takes_a_tree_and_a_selector():
     assert found["b"] == 1
     assert pm.resolve(found["a"][1]) is found["a"][1]
     np.testing.assert_allclose(pm.resolve(scaled()), [3, 6])
-    model = [generated(), generated()]
-    names = sorted(pm.named_leaves(pm.resolve(model, "0.weight.factor")))
+    names = sorted(pm.named_leaves(pm.resolve([generated(), generated()], "0.weight.factor")))
     assert names == ["0.bias", "0.weight", "1.bias", "1.weight.array", "1.weight.factor"]
-    both = pm.resolve(model, FACTOR)
-    assert sorted(pm.named_leaves(both)) == ["0.bias", "0.weight", "1.bias", "1.weight"]
+    # Without a selector, ties are resolved as well.
+    model = pm.tie(Affine(generated(), generated(ramp(2))), "bias.weight", to="weight.weight")
+    for found, leaves in ((pm.resolve(model), 4), (pm.resolve(model, "weight.weight"), 3)):
+        assert len(jax.tree.leaves(found)) == leaves
+        np.testing.assert_allclose(found.bias.weight, [3, 6])
 
 
 def test_resolve_of_several_models_as_one():
@@ -217,14 +201,9 @@ def test_resolve_of_several_models_as_one():
     assert pm.tree_equal(pm.resolve(many), pm.stack([pm.resolve(m) for m in models]))
     assert pm.resolve(pm.stack([many, many])).weight.shape == (2, 3, 2)
     assert pm.filter_vmap(lambda m: m.weight)(many).shape == (3, 2)
-
-
-def test_resolve_ends_ties_too():
-    """The tied paths become separate leaves; with a selector they remain tied."""
-    model = pm.tie(Affine(generated(), generated(ramp(2))), "bias.weight", to="weight.weight")
-    for found, leaves in ((pm.resolve(model), 4), (pm.resolve(model, "weight.weight"), 3)):
-        assert len(jax.tree.leaves(found)) == leaves
-        np.testing.assert_allclose(found.bias.weight, [3, 6])
+    # A number of Python's is the same for all.
+    halves = pm.filter_vmap(lambda x: pm.computed(jnp.multiply, x, 0.5))(ramp(3, 2))
+    np.testing.assert_allclose(pm.resolve(halves), ramp(3, 2) / 2)
 
 
 def test_a_leaf_of_shapes_alone_reads_as_its_shape():
@@ -235,10 +214,6 @@ def test_a_leaf_of_shapes_alone_reads_as_its_shape():
         found = pm.resolve(pm.filter_eval_shape(lambda: model))["x"].content  # noqa: B023
         assert found == jax.eval_shape(lambda: pm.resolve(model)["x"].content)  # noqa: B023
         assert isinstance(found, jax.ShapeDtypeStruct)
-
-
-def loss(model):
-    return model(1.0).sum()
 
 
 def broken(answer):
@@ -257,20 +232,11 @@ REFUSED = [
     # What it would be computed of is not there.
     (lambda m: pm.partition(m, FACTOR)[0].weight, ShapeError, WEIGHT),
     # Derivatives have the form of the model; values computed from them have no meaning.
-    (lambda m: pm.filter_grad(loss)(m).weight, ShapeError, WEIGHT),
-    (pm.filter_jit(lambda m: pm.filter_grad(loss)(m).weight), ShapeError, WEIGHT),
-    (
-        lambda m: pm.filter_jvp(lambda m: m, (m,), (jax.tree.map(jnp.ones_like, m),))[1].weight,
-        ShapeError,
-        WEIGHT,
-    ),
-    (lambda m: pm.filter_vjp(loss, m)[1](jnp.asarray(1.0))[0].weight, ShapeError, WEIGHT),
+    (lambda m: pm.filter_grad(lambda m: m(1.0).sum())(m).weight, ShapeError, WEIGHT),
     # An error of the user's is told as it is.
     (lambda _: broken(lambda self: [self.array]).weight, FieldError, f"{WEIGHT}.*Made"),
     (lambda _: broken(lambda self: self.nothing).weight, FieldError, "nothing"),
     (lambda _: pm.computed(ramp(2), ramp(2)), ArgumentError, r"f32\[2\]"),
-    (lambda _: new(pm.Computed)(), FieldError, "Made"),
-    (lambda m: pm.resolve(m, "2.weight"), SpecError, r"select\.path\('2\.weight'\)"),
 ]
 
 

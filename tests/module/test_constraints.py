@@ -53,15 +53,13 @@ Written = new("Written", scale=bounded())
 Own = new("Own", scale=bounded(), seen=pm.field(static=True), __init__=assign)
 Converted = new("Converted", scale=bounded(converter=lambda x: x))
 Annotated = new("Annotated", scale=dataclasses.field(metadata={"constraint": positive}))
-Keyword = new("Keyword", scale=bounded(kw_only=True))
 Child = type("Child", (Own,), {"__check_init__": lambda self: self.scale.shape})
 # A computed leaf that is computed from a constrained one.
 Inside = type("Inside", (Written, pm.Computed), {"value": lambda self: jnp.ones(3) * self.scale})
 Shares = new("Shares", shares=pm.field(constraint=simplex))
 Free = new("Free", scale=pm.field())
 
-STYLES = [Written, Own, Post, lambda x: Keyword(scale=x), Converted, Annotated, Child, Inside]
-STYLES += [pm.Partial(Written)]
+STYLES = [Written, Own, Post, Converted, Annotated, Child, Inside]
 
 
 def test_values_are_given_and_read_in_the_clear():
@@ -103,28 +101,17 @@ CHANGES = [
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_traced_value_outside_its_bound_fails(change):
-    """At construction and in every change: not clipped to the nearest number inside."""
+    """At construction and in every change: not clipped; and no other value is checked again."""
     for under, expected in ((pm.filter_jit, 2.0), (pm.filter_grad, 1.0)):
         call = under(lambda value, model: change(model, value).scale.sum())
         assert np.allclose(call(jnp.asarray(2.0), Written(3.0)), expected)
         with pytest.raises(CheckError, match="scale"):
             call(jnp.asarray(-2.0), Written(3.0))
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"Written\.scale"):
-        jax.block_until_ready(jax.jit(Written)(-1.0))
-
-
-def test_only_new_traced_values_are_checked_when_a_program_runs():
-    """A known value is checked while it is traced, and is a constant of the program."""
-    for kind in (float, np.float32, jnp.float32):
-        good = kind(2.0)
-        program = str(jax.make_jaxpr(lambda x: Written(good).scale * x)(1.0))  # noqa: B023
-        assert "log" not in program
-        assert "callback" not in program
-    model, x = Own(2.0), jnp.ones(())
-    step = pm.filter_make_jaxpr(lambda m, x: (m.scale * x, m.replace(seen=2)))
-    changing = pm.filter_make_jaxpr(lambda m, x: m.replace(scale=x))
-    assert "callback" in str(changing(model, x)[0])
-    assert "callback" not in str(step(model, x)[0])
+    # A known value is checked while it is traced, and is a constant of the program.
+    program = str(jax.make_jaxpr(lambda x: Written(2.0).scale * x)(1.0))
+    assert "log" not in program
+    changing = pm.filter_make_jaxpr(lambda m, x: (m.scale * x, m.replace(seen=2)))
+    assert "callback" not in program + str(changing(Own(2.0), jnp.ones(()))[0])
 
 
 def test_defaults_and_what_converters_return_are_in_the_clear():
@@ -159,14 +146,12 @@ def test_dtypes_and_structs_are_kept():
 
 
 def test_none_stays_none():
-    """For a field that may be empty; it can be filled later, also as a tree of axes or flags."""
+    """For a field that may be empty; it can be filled later."""
     optional = new("Optional", scale=pm.field(constraint=positive, default=None))
     empty = optional()
     assert (type(empty), empty.scale, jax.tree.leaves(empty)) == (optional, None, [])
     filled = empty.replace(scale=2.0)
-    for value in (2.0, 0):
-        made = pm.tree_at(lambda m: m.scale, empty, value, is_leaf=lambda x: x is None)
-        assert made.scale == value
+    assert pm.tree_at(lambda m: m.scale, empty, 2.0, is_leaf=lambda x: x is None) == filled
     assert filled.replace(scale=None) == pm.tree_at(lambda m: m.scale, filled, None) == empty
 
 
@@ -181,7 +166,7 @@ def test_what_is_computed_tied_or_resolved_already_stays():
     assert pm.named_leaves(pm.resolve(both)) == {"a": both.a, "b": both.b}
     tied = pm.tie(both, "b", to="a")
     assert list(pm.named_leaves(tied)) == ["a.unconstrained"]
-    assert tied.b == tied.replace(a=5.0).replace().b - 3 == 2
+    assert (tied.b, tied.replace(a=5.0).b) == (2, 5)
     assert pm.untie(tied) == Both(2.0, 2.0)
     assert pm.tie(both, "b", to="a", through=lambda a: a / 2).b == 1
 
@@ -207,20 +192,19 @@ def test_a_tie_does_not_lead_out_of_the_bounds():
 def test_trees_that_have_the_form_of_a_model_take_anything():
     """Axes, masks, labels, specs: their leaves are not values; but derivatives take no value."""
     model = Written(2.0)
-    for other in (None, 0, False, "label", 0.5):
+    for other in (None, 0, "label", 0.5):
         tree = jax.tree.map(lambda _, other=other: other, model)
-        for value in (0, True, "other", -1.0):
+        for value in (True, "other", -1.0):
             assert pm.tree_at(lambda m: m.scale, tree, value).scale == value
             assert tree.replace(scale=value).scale == value
-    axes = pm.tree_at(lambda m: m.scale, jax.tree.map(lambda _: None, model), 0)
-    many = pm.filter_vmap(Written)(jnp.asarray([1.0, 2.0]))
-    assert pm.filter_vmap(lambda m: m.scale, in_axes=(axes,))(many).tolist() == [1.0, 2.0]
     assert pm.tree_at(lambda m: m.scale, model, True).scale is True
     gradients = pm.filter_grad(lambda m: m.scale)(model)
     assert gradients == pm.tree_at("scale.unconstrained", gradients, jnp.asarray(2.0))
-    for change in (lambda g: pm.tree_at("scale", g, 0.0), lambda g: g.replace(scale=1.0)):
-        with pytest.raises(SpecError, match="scale"):
-            change(gradients)
+    inside = pm.filter_grad(lambda m: m["a"].func.scale)({"a": pm.Partial(model)})
+    for grads in (gradients, inside["a"].func):
+        for change in (lambda g: pm.tree_at("scale", g, 0.0), lambda g: g.replace(scale=1.0)):
+            with pytest.raises(SpecError, match="scale"):
+                change(grads)
 
 
 def test_roles_that_were_given_stay():
@@ -230,24 +214,9 @@ def test_roles_that_were_given_stay():
         for changed in (model.replace(scale=3.0), pm.tree_at("scale", model, 3.0)):
             assert changed.scale == pytest.approx(3.0)
             assert pm.select.role("buffer").mask(changed) == [True]
-    other = model.replace(scale=unit_interval.constrain(jnp.float32(0.5), "scale"))
-    assert pm.select.role("buffer").mask(other) == [False]
-    assert repr(other.replace(scale=1.0)) == "Written(scale=positive(weak_f32[]))"
 
 
-def test_models_that_are_one_take_as_many_values():
-    """And read them one by one; a single model may get a value of another rank."""
-    many = pm.filter_vmap(Written)(jnp.asarray([1.0, 2.0]))
-    changed = many.replace(scale=jnp.asarray([3.0, 4.0]))
-    struct = pm.filter_eval_shape(lambda m: m, many).replace(scale=jax.ShapeDtypeStruct((2,), "f4"))
-    assert pm.filter_vmap(lambda m: m.scale)(changed).tolist() == pytest.approx([3.0, 4.0])
-    assert jax.tree.structure(struct) == jax.tree.structure(many)
-    assert Written(1.0).replace(scale=jnp.ones(2)).scale.shape == (2,)
-    with pytest.raises(ShapeError, match=r"Shares\.shares"):
-        pm.filter_vmap(Shares)(jnp.ones((2, 1))).replace(shares=jnp.ones(2))
-
-
-def test_each_of_several_as_one_is_constrained_alone(tmp_path):
+def test_each_of_several_as_one_is_constrained_alone():
     """A map may read its whole array: that of one layer, or of one member."""
     rising = pm.constraints.bijection(
         lambda u: jnp.cumsum(u, axis=0),
@@ -255,20 +224,19 @@ def test_each_of_several_as_one_is_constrained_alone(tmp_path):
     )
     call = {"__call__": lambda self, x: x + self.heights}
     steps = new("Steps", heights=pm.field(constraint=rising), **call)
-    layer = lambda key: steps(jax.random.normal(key, (3,)))  # noqa: E731
-    stack = ft.partial(pm.nn.Stack, layer, 2)
+    stack = ft.partial(pm.nn.Stack, lambda key: steps(jax.random.normal(key, (3,))), 2)
     values = jnp.arange(12.0).reshape(2, 2, 3) ** 2
     nets = pm.nn.Ensemble(stack, 2, key=jax.random.key(0))
-    path = "member.layer.heights"
-    changed = pm.tree_at(path, nets, values)
-    assert_same(pm.resolve(changed).member.layer.heights, values)
-    np.testing.assert_allclose(changed[1](jnp.ones(3)), 1 + values[1].sum(0))
-    traced = pm.filter_jit(lambda nets, values: pm.tree_at(path, nets, values))(nets, values)
-    pm.save(tmp_path / "clear", pm.resolve(changed))
-    rename = {"**.heights": ("**.heights.unconstrained", rising.inverse)}
-    for other in (traced, pm.load(tmp_path / "clear", nets, rename=rename)):
-        assert jax.tree.structure(other) == jax.tree.structure(changed)
-        assert_same(jax.tree.leaves(other), jax.tree.leaves(changed))
+    change = lambda nets, values: pm.tree_at("member.layer.heights", nets, values)  # noqa: E731
+    for changed in (change(nets, values), pm.filter_jit(change)(nets, values)):
+        assert_same(pm.resolve(changed).member.layer.heights, values)
+        np.testing.assert_allclose(changed[1](jnp.ones(3)), 1 + values[1].sum(0))
+    many = pm.filter_vmap(Written)(jnp.asarray([1.0, 2.0]))
+    struct = jax.ShapeDtypeStruct((2,), "f4")
+    made = pm.filter_eval_shape(lambda m: m, many).replace(scale=struct)
+    assert jax.tree.structure(made) == jax.tree.structure(many)
+    with pytest.raises(ShapeError, match=r"Shares\.shares"):
+        pm.filter_vmap(Shares)(jnp.ones((2, 1))).replace(shares=jnp.ones(2))
 
 
 def test_the_tree_has_what_is_trained():
@@ -283,58 +251,29 @@ def test_the_tree_has_what_is_trained():
         (pm.select.type(pm.Computed), [True, True, True, False]),
     ):
         assert selector.mask(model) == mask
-    assert repr(model) == (
-        "Kernel(\n  scale=positive(weak_f32[]),\n  noise=interval(0.0, 0.5)(f32[]) (buffer),\n"
-        "  shares=simplex(f32[3]) (shares),\n  plain=f32[]\n)"
-    )
-    text = pm.tree_pformat(model, short_arrays=False)
-    assert "Array(2., " in text
-    assert "unconstrained=Array(0.69" in text
-    assert "scale=positive(unconstrained=True)" in repr(jax.tree.map(lambda _: True, model))
     assert "scale=positive(f32[2])" in repr(pm.filter_vmap(kernel)(jnp.ones(2)))
+    assert "noise=interval(0.0, 0.5)(f32[]) (buffer)" in repr(model)
 
 
 def test_the_constraint_is_structure():
     """Equal in all instances, whose program is that of the formula; another one differs."""
-    model, traces = kernel(), []
-
-    @pm.filter_jit
-    def read(m):
-        traces.append(1)
-        return m.scale
-
-    for scale in (1.0, 2.0, 3.0):
-        read(kernel(jnp.float32(scale)))
-    assert traces == [1]
+    model = kernel()
     u = pm.named_leaves(model)["scale.unconstrained"]
     ours = jax.make_jaxpr(lambda m, x: m.scale * x)(model, 1.0).eqns
     theirs = jax.make_jaxpr(lambda u, x: positive.forward(u) * x)(u, 1.0).eqns
     assert [e.primitive for e in ours] == [e.primitive for e in theirs]
-    assert jax.lax.mul(model.scale, jnp.float32(3.0)) == 6
-    for again in (copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert again == model
-        assert again.scale == model.scale
-    assert jax.tree.structure(model) == jax.tree.structure(kernel(3.0))
+    assert pickle.loads(pickle.dumps(model)) == copy.deepcopy(model) == model
     soft = pm.constraints.softplus_positive
     other = model.replace(scale=soft.constrain(jnp.float32(2.0), "scale"))
-    assert jax.tree.structure(other) != jax.tree.structure(model)
-    assert other.scale == pytest.approx(2.0)
+    assert jax.tree.structure(other) != jax.tree.structure(model) == jax.tree.structure(kernel(3.0))
 
 
 def test_files_have_what_is_trained(tmp_path):
-    """A round trip is exact; values in the clear, or of other bounds, are not taken for it."""
-    model, path, clear = kernel(jnp.float32(0.1)), tmp_path / "model", tmp_path / "clear"
+    """A round trip is exact; a parameter of other bounds is not taken for it."""
+    model, path = kernel(jnp.float32(0.1)), tmp_path / "model"
     pm.save(path, model)
-    # Of the class, before it got the constraint.
-    pm.save(clear, new("Written", scale=pm.field())(jnp.float32(2.0)))
-    leaves = pm.named_leaves(pm.load(path, kernel()))
-    assert leaves.keys() == pm.named_leaves(model).keys()
-    assert all(np.array_equal(leaves[k], v) for k, v in pm.named_leaves(model).items())
+    assert_same(pm.named_leaves(pm.load(path, kernel())), pm.named_leaves(model))
     one, other = (Free(c.constrain(jnp.float32(0.5), "scale")) for c in (positive, unit_interval))
     pm.save(path, one)
     with pytest.raises(FileError, match=r"scale.*constraint|constraint"):
         pm.load(path, other)
-    with pytest.raises(FileError, match=r"at scale\.unconstrained: missing"):
-        pm.load(clear, Written(1.0))
-    rename = {"scale": ("scale.unconstrained", positive.inverse)}
-    assert pm.load(clear, Written(jnp.float32(1.0)), rename=rename).scale == 2

@@ -31,14 +31,11 @@ class Many(Mixin, pm.Module):
     jitted = jax.jit(lambda self, y: self.x + y)
     filter_jitted = pm.filter_jit(lambda self, y, by=1.0, how="+": (self.x + y) * by)
     mapped = pm.filter_vmap(lambda self, y: self.x * y, in_axes=(None, 0))
-    gradient = pm.filter_grad(lambda self, y: jnp.sum(self.x**2) * y)
-    build = classmethod(lambda cls, n: cls(ramp(n)))
     free = staticmethod(lambda y: y + 1)
-    cached = ft.cached_property(lambda self: float(self.x[0]))
     dispatch = ft.singledispatchmethod(lambda self, y: "other")
     dispatch.register(int)(lambda self, y: "int")
-    __getitem__, __len__ = (lambda self, i: self.x[i]), (lambda self: len(self.x))
-    __iter__, __add__ = (lambda self: iter([1, 2])), (lambda self, other: Many(self.x + other.x))
+    __len__ = lambda self: len(self.x)  # noqa: E731
+    __add__ = lambda self, other: Many(self.x + other.x)  # noqa: E731
     __enter__, __exit__ = (lambda self: "inside"), (lambda self, *args: None)
 
     def __call__(self, y):
@@ -57,88 +54,24 @@ def many():
     return Many(ramp(2))
 
 
-CALLS = [
-    (lambda m: m.plain(2.0, by=3.0), lambda x: x * 6),
-    (lambda m: m.jitted(1.0), lambda x: x + 1),
-    (lambda m: m.filter_jitted(2.0, by=3.0, how="times"), lambda x: (x + 2) * 3),
-    (lambda m: m.mapped(ramp(3)), lambda x: x[None] * ramp(3)[:, None]),
-    (lambda m: m.gradient(2.0).x, lambda x: x * 4),
-    (lambda m: m.wrapped(2.0), lambda x: x * 2),
-    (lambda m: m(1.0), lambda x: x - 1),
-    (lambda m: (m + m).x, lambda x: x * 2),
-    (lambda m: m.filter_jitted.lower(1.0).compile()(1.0), lambda x: x + 1),
-    # Of a base that is no Module.
-    (lambda m: m.doubled, lambda x: x * 2),
-    (lambda m: pm.filter_jit(lambda m: m.mixed(3.0))(m), lambda x: x * 3),
-    (lambda m: pm.filter_grad(lambda m: m.mixed(3.0).sum())(m).x, lambda x: 0 * x + 3),
-]
-
-
-@pytest.mark.parametrize(("call", "expected"), CALLS)
-def test_methods_of_every_kind_work(call, expected):
-    """Plain, jitted, transformed, wrapped and inherited methods, and Python's special ones."""
-    assert_close(call(many()), expected(ramp(2)))
-
-
-def test_methods_without_arrays_work():
-    """Class, static, cached and dispatched methods; items, iteration and contexts are Python's."""
-    m = many()
-    assert_same((Many.build(2), m.build(2), Many.make(2), m.make(2)), (m, m, m, m))
-    assert (Many.free(1), m.free(1), m.cached, m.cached) == (2, 2, 1.0, 1.0)
-    assert (m.dispatch(1), m.dispatch("a")) == ("int", "other")
-    assert (m[0], len(m), list(m), bool(m)) == (1.0, 2, [1, 2], True)
-    with m as inside:
-        assert inside == "inside"
+def test_methods_of_every_kind_work():
+    """Plain, jitted, transformed, wrapped, of a base that is no Module; and Python's own."""
+    m, x = many(), ramp(2)
+    assert_close(m.plain(2.0, by=3.0), 6 * x)
+    assert_close((m.jitted(1.0), m.wrapped(2.0), m(1.0)), (x + 1, x * 2, x - 1))
+    assert_close(m.filter_jitted(2.0, by=3.0, how="times"), 3 * (x + 2))
+    assert_close(m.filter_jitted.lower(1.0).compile()(1.0), x + 1)
     assert m.filter_jitted.eval_shape(jnp.ones(2)).shape == (2,)
-    assert "lambda" in str(m.filter_jitted.trace(1.0).jaxpr)
-
-
-def test_functions_in_a_class_body_that_are_fields_are_no_methods():
-    """A default of a field is a value, also if it is a function; one assigned later is none."""
-
-    class Layer(pm.Module):
-        act: object = np.negative
-        fn: object = lambda x: x + 1
-
-    Layer.both = lambda self, x: self.act(self.fn(x))
-    layer = Layer()
-    assert (layer.fn(1), layer.act(1), layer.both(1)) == (2, -1, -2)
-    assert type(layer.both) is pm.BoundMethod
-    assert jax.tree.leaves(layer) == []
-
-
-def test_inherited_methods_keep_the_order_of_the_bases():
-    """As in plain Python, for every arrangement of a diamond; `super()` follows it, too."""
-
-    def named(name, *bases):
-        def who(self):
-            return [name, *getattr(super(cls, self), "who", list)()]
-
-        cls = type(bases[0])(name, bases, {"who": who})
-        return cls
-
-    def arranged(top):
-        root = named("Root", object)
-        other, third = named("Other", root), named("Third", root)
-        first = type(top)("First", (root, top), {})
-        second = type(top)("Second", (first, other), {})
-        return [first, second, type(top)("Last", (third, second), {}), named("Own", second)]
-
-    class Plain: ...
-
-    for plain, module in zip(arranged(Plain), arranged(pm.Module), strict=True):
-        assert module().who() == plain().who()
-        assert module.who(module()) == plain().who()
-        assert super(module, module()).who() == super(plain, plain()).who() or module is plain
-    child = Child("a", 2)
-    assert child.hot.__self__ is child
-    assert type(super(Child, child).__call__) is pm.BoundMethod
-    assert super(Child, child).__call__.__self__ is child
-    assert_close(child(ramp(2)), OwnInit(2)(ramp(2)) + 0.25)
+    assert_close(m.mapped(ramp(3)), x[None] * ramp(3)[:, None])
+    assert_close((m.doubled, pm.filter_jit(lambda m: m.mixed(3.0))(m)), (2 * x, 3 * x))
+    assert_same((Many.make(2), m.make(2), (m + m).x), (m, m, 2 * x))
+    assert (Many.free(1), m.free(1), m.dispatch(1), m.dispatch("a")) == (2, 2, "int", "other")
+    with m as inside:
+        assert (inside, len(m)) == ("inside", 2)
 
 
 def test_bound_methods_are_trees_of_their_instance():
-    """`__call__` included: the children are the instance's, the function is structure."""
+    """`__call__` and `super()` too: the children are the instance's, the function is structure."""
     m = many()
     for name in ("plain", "jitted", "filter_jitted", "mapped", "__call__", "wrapped"):
         method = getattr(m, name)
@@ -148,14 +81,16 @@ def test_bound_methods_are_trees_of_their_instance():
         assert_close(moved.__self__.x, ramp(2) + 1)
         assert jax.tree.structure(method) == jax.tree.structure(moved)
         assert jax.tree.structure(method) != jax.tree.structure(many().replace)
+    child = Child("a", 2)
+    assert type(super(Child, child).__call__) is pm.BoundMethod
+    assert super(Child, child).__call__.__self__ is child
+    assert_close(child(ramp(2)), OwnInit(2)(ramp(2)) + 0.25)
     # Transforms take them as they take a Module.
     method, x = affine().scaled, ramp(3)
     assert_close(pm.filter_jit(method)(x, by=2.0), 2 * affine()(x))
     gradient = pm.filter_grad(lambda f: jnp.sum(f(x)))(method)
-    assert type(gradient) is pm.BoundMethod
     assert_close(gradient.__self__.bias, jnp.ones(2))
     assert_close(jax.jit(lambda f, x: f(x))(method, x), affine()(x))
-    assert_close(jax.vmap(method)(ramp(4, 3)), jax.vmap(affine())(ramp(4, 3)))
 
 
 def test_looks_like_a_method():
@@ -171,7 +106,6 @@ def test_looks_like_a_method():
     # Read from the class, a method is the function.
     assert inspect.isfunction(Many.plain)
     assert "A plain method" in inspect.getsource(Many.plain)
-    assert_close(Many.plain(many(), 2.0), ramp(2) * 2)
     found = doctest.DocTestFinder(exclude_empty=False).find(Many, module=sys.modules[__name__])
     assert "Many.plain" in [test.name for test in found]
     assert "A plain method." in pydoc.render_doc(Many)
@@ -179,36 +113,14 @@ def test_looks_like_a_method():
 
 def test_methods_of_equal_instances_are_equal():
     """And have one hash; methods with different programs differ: `1`, `1.0` and `True`."""
-    fields, how = {"x": object, "how": str}, pm.field(static=True, default="sum")
-    owner = new(fields=fields, how=how, f=lambda self: 1, g=lambda self: 2)
+    owner = new(fields={"x": object}, f=lambda self: 1, g=lambda self: 2)
     values = [1, 1.0, True, None, 0.5, "a", (1, 2), ramp(2), ramp(3), np.ones(2), 2 * ramp(2)]
     for i, value in enumerate(values):
         for j, other in enumerate(values):
             one, two = owner(value).f, owner(copy.copy(other)).f
             assert (one == two) is (i == j), (value, other)
             assert i != j or hash(one) == hash(two)
-    f = owner(1).f
-    assert all(f != other for other in (owner(1).g, owner(1, "mean").f, owner.f, 1))
-
-
-def test_programs_are_compiled_once_for_all_instances():
-    """Instances are arguments; a method in a static field is made anew, and is the same."""
-    traces = []
-
-    class Layer(pm.Module):
-        x: jax.Array
-        f: object = pm.field(static=True, default=None)
-
-        @pm.filter_jit
-        def __call__(self, y):
-            traces.append(None)
-            return self.x + y if self.f is None else self.x * self.f(y)
-
-    assert [float(Layer(jnp.asarray(x))(1.0)) for x in (1.0, 2.0, 3.0)] == [2.0, 3.0, 4.0]
-    assert len(traces) == 1
-    for _ in range(3):
-        Layer(ramp(2), affine().scaled)(ramp(3))
-    assert len(traces) == 2
+    assert all(owner(1).f != other for other in (owner(1).g, owner.f, 1))
 
 
 def collect(*args, **kwargs):
@@ -238,14 +150,11 @@ def test_update_wrapper_copies_what_names_a_function():
 
     wrapped = pm.module_update_wrapper(Wrapping(annotated))
     assert (wrapped.__name__, wrapped.__doc__) == ("annotated", "Its docstring.")
-    assert wrapped.__qualname__.endswith("annotated")
     assert (wrapped.__module__, wrapped.fn) == (__name__, annotated)
+    assert wrapped.__qualname__.endswith("annotated")
     assert list(inspect.signature(wrapped).parameters) == ["x", "y"]
     wrapped = pm.module_update_wrapper(Wrapping(affine()))
-    assert len(jax.tree.leaves(wrapped)) == 2
     assert_same(pm.filter_jit(lambda m: m)(jax.tree.map(lambda x: x, wrapped)).fn, affine())
-    assert pm.module_update_wrapper(Wrapping(max)).__name__ == "max"
-    assert pm.filter_jit(lambda m: m)(pm.module_update_wrapper(Wrapping(double)))(2) == 4
     # Without a property `__wrapped__` the class could not keep the names.
     with pytest.raises(FieldError, match="Holder"):
         pm.module_update_wrapper(Holder(double))

@@ -23,8 +23,6 @@ def a(*shape: int) -> jax.Array:
 @pytest.mark.parametrize(
     ("annotation", "value", "names"),
     [
-        (Float[Array, "a b"], a(2, 3), ("a", "b")),
-        (list[Float[Array, "a b"]], [a(2, 3)], [("a", "b")]),
         (dict[str, Float[Array, " a"]], {"x": a(2)}, {"x": ("a",)}),
         (tuple[Float[Array, " a"], Int[Array, "b 3"]], (a(2), a(2, 3)), (("a",), ("b", None))),
         (Float[Array, " a"] | Int[Array, "c b"] | None, a(2, 2), ("c", "b")),
@@ -36,7 +34,6 @@ def a(*shape: int) -> jax.Array:
         (Float[Float[Array, "a b"], "c"], a(2, 2, 2), ("c", "a", "b")),
         ("Float[Array, 'a b']", a(2, 3), ("a", "b")),
         ("Nowhere[Array]", a(2, 3), (None, None)),
-        (jax.Array, a(2, 3), (None, None)),
         (Float[Array, "a b c"], a(2, 3), (None, None)),
         (Any, 1.0, ()),
     ],
@@ -47,13 +44,13 @@ def test_an_annotation_names_axes(annotation: Any, value: Any, names: Any):
     assert pm.axis_names(one(value)).x == names
 
 
-TWO = ("out_features_0", "out_features_1")
 LAYERS = [
     (lambda k: nn.Conv2d(3, 4, 3, key=k), ("out_channels", "group_channels", None, None)),
     (lambda k: nn.Einsum("...i,io->...o", (3, 4), 4, key=k), ("i", "o")),
-    (lambda k: nn.LinearGeneral(3, 4, key=k), ("in_features", "out_features")),
-    (lambda k: nn.LinearGeneral(3, (2, 4), key=k), ("in_features", *TWO)),
-    (lambda k: nn.Embedding(5, 3, key=k), ("num_embeddings", "embedding_size")),
+    (
+        lambda k: nn.LinearGeneral(3, (2, 4), key=k),
+        ("in_features", "out_features_0", "out_features_1"),
+    ),
     (lambda k: nn.LayerNorm(3), (None,)),
 ]
 
@@ -93,19 +90,17 @@ def _named(tree: Any) -> dict[str, Any]:
 def test_what_follows_a_model_has_its_names(key: jax.Array):
     """Gradients, moments: they have its classes. Parts of a computed leaf share its axes."""
     net = nn.Linear(4, 6, key=key)
-    opt = _named(pm.Optimizer(optax.adam(1e-3)).init(net))
+    moments = _named(pm.Optimizer(optax.adam(1e-3)).init(net))
     stack = nn.Stack(lambda key: nn.Linear(4, 4, key=key), 3, key=key)
     deep = _named(pm.lora(stack, "layer.weight", rank=2, key=key))
-    small = _named(pm.quantize({"net": net}, "int8"))
     own = _named(net.replace(weight=Scaled(net.weight, jnp.ones((6, 1)))))
     tied = pm.tie(nn.Sequential([nn.Embedding(5, 3, key=key)] * 2), "layers[1]", to="layers[0]")
     assert pm.axis_names(jax.tree.map(jnp.ones_like, net)) == pm.axis_names(net)
-    assert [opt[n] for n in opt if n.endswith("mu.weight")] == [("out_features", "in_features")]
-    assert [opt[n] for n in opt if n.endswith("count")] == [()]
+    (name,) = [name for name in moments if name.endswith("mu.weight")]
+    assert moments[name] == ("out_features", "in_features")
     assert deep["layer.weight.base"] == ("layers", "out_features", "in_features")
     assert deep["layer.weight.a"] == ("layers", None, "in_features")
     assert deep["layer.weight.b"] == ("layers", "out_features", None)
-    assert small["net.weight.numbers"] == small["net.weight.scales"] == ("out_features", None)
     assert own["weight.base"] == ("out_features", "in_features")
     assert own["weight.rows"] == ("rows", None)
     assert [*_named(tied).values()] == [("num_embeddings", "embedding_size")]

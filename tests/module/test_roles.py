@@ -8,7 +8,6 @@ from hypothesis import given
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.tree.nodes import locations
 from tests.helpers.laws import law, trees
 from tests.helpers.trees import Boxed, Buffered, affine, double, ramp
 
@@ -17,7 +16,10 @@ models = trees.map(lambda tree: Boxed([tree, ramp(1), {"a": affine()}]))
 
 
 def roles(tree):
-    return [loc.role for loc in locations(tree)]
+    """The role of each leaf."""
+    masks = {role: pm.select.role(role).mask(tree) for role in ("param", "buffer", "lora", "mine")}
+    leaves = zip(*masks.values(), strict=True)
+    return [role for leaf in leaves for role, has in zip(masks, leaf, strict=True) if has]
 
 
 def mlp():
@@ -56,80 +58,60 @@ def test_gradients_trainable_and_selectors_agree():
     assert pm.select.role("buffer").mask(model) == [True, True, False, False, False, False]
     assert model.layers[1] is before.layers[1]
     assert model != before
-    assert repr(model).replace(" (buffer)", "") == repr(before)
     stack = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 4, key=jax.random.key(0))
     stack = pm.with_role(stack, "**.bias", "buffer")
     assert pm.trainable(stack)[0].layer.bias is None
     assert roles(stack[1]) == ["param", "buffer"]
-    assert stack(jnp.ones(3)).shape == (3,)
-    # `capture` matches Modules by selector, with the role of the path of each.
-    box = pm.tree_at("content", pm.with_role(Boxed(ramp(1)), "content", "mine"), affine())
-    _, seen = pm.capture(lambda m: m.content(ramp(3)), pm.select.role("mine"))(box)
-    assert list(seen) == ["content"]
 
 
 def test_the_innermost_role_counts():
     """In containers of a field, too; a place keeps its role when a Module is put there."""
     buffered = Buffered(ramp(1), ramp(2), ramp(3))
     deep = buffered.replace(inner=affine())
-    box = pm.with_role(Boxed(ramp(1)), "content", "mine")
-    box = pm.tree_at("content", box, buffered)
+    box = pm.tree_at("content", pm.with_role(Boxed(ramp(1)), "content", "mine"), buffered)
     places = Boxed({"a": [ramp(1), ramp(2)], "b": (ramp(3), [ramp(4)])})
     places = pm.with_role(pm.with_role(places, "content.a[1]", "buffer"), "content.b", "mine")
-    trained = pm.with_role(buffered, "mean", "param")
     assert roles(places) == ["param", "buffer", "mine", "mine"]
     assert roles(deep) == ["param", "buffer", "lora", "lora", "lora"]
     assert roles(pm.with_role(deep, "inner.bias", "param")) == [*roles(deep)[:4], "param"]
     assert roles(box) == ["mine", "buffer", "lora"]
     assert roles(pm.with_role(box, "content.mean", None)) == roles(box)
     # "param" is a role like others, where the class declares another.
+    trained = pm.with_role(buffered, "mean", "param")
     assert pm.trainable(trained)[0].mean is not None
     assert roles(pm.with_role(trained, "mean", None)) == ["param", "buffer", "lora"]
-    assert pm.with_role(trained, "mean", "buffer") == buffered
 
 
 def test_transforms_surgery_and_programs_keep_roles_apart(tmp_path):
     """It is configuration like any other; but a file has none: the model that loads it decides."""
     model = pm.with_role(mlp(), "layers.*.bias", "buffer")
     kept = [
-        pm.filter_vmap(lambda _: model)(jnp.arange(2)),
         pm.filter_scan(lambda carry, _: (carry, None), model, length=2)[0],
         pm.combine(*pm.trainable(model)),
         pm.apply_updates(model, pm.trainable(model)[0]),
         # The argument of `where` is flattened here.
         pm.tree_at(lambda m: jax.tree.leaves(m.layers[0]), model, replace_fn=double),
-        pm.inference_mode(model),
         model.replace(layers=model.layers),
     ]
     assert all(jax.tree.structure(new) == jax.tree.structure(model) for new in kept)
-    assert roles(model.layers[0].replace(use_bias=True)) == ["param", "buffer"]
-    assert roles(pm.filter_jit(lambda m: m)(model).layers[0]) == ["param", "buffer"]
-    traces = []
-
-    @pm.filter_jit
-    def step(model):
-        traces.append(1)
-        return pm.trainable(model)[0]
-
+    for same in (model.replace(depth=2), pm.filter_jit(lambda m: m)(model)):
+        assert roles(same) == ["param", "buffer"] * 3
     plain, frozen = affine(), pm.with_role(affine(), "bias", "buffer")
-    found = [step(m).bias is None for m in (plain, frozen, frozen, plain)]
-    assert (found, len(traces)) == ([False, True, True, False], 2)
-    for tree in (plain, frozen):
-        pm.save(tmp_path / "model", tree)
-        assert pm.load(tmp_path / "model", frozen) == frozen
-        assert pm.load(tmp_path / "model", plain) == plain
+    step = pm.filter_jit(lambda model: pm.trainable(model)[0])
+    assert [step(m).bias is None for m in (plain, frozen, plain)] == [False, True, False]
+    pm.save(tmp_path / "model", frozen)
+    assert pm.load(tmp_path / "model", frozen) == frozen
+    assert pm.load(tmp_path / "model", plain) == plain
 
 
 @pytest.mark.parametrize(
     ("use", "text"),
     [
         (lambda: pm.with_role(affine(), "wieght", "buffer"), "wieght.*weight"),
-        (lambda: pm.with_role(affine(), nn.Linear, "buffer"), "Linear"),
         # There is nothing that could keep their role.
         (lambda: pm.with_role({"a": ramp(1), "b": affine()}, ..., "buffer"), r"\['a'\]"),
-        # As roles of their own they would train what was to be frozen.
+        # As a role of its own it would train what was to be frozen.
         (lambda: pm.with_role(affine(), ..., True), "True"),
-        (lambda: pm.with_role(affine(), ..., ""), "role"),
     ],
 )
 def test_roles_that_would_be_lost_are_refused(use, text):

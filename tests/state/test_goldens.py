@@ -1,6 +1,6 @@
 """The programs of the founding documents that are about state, with the numbers printed there.
 
-Rows G6 and G10 to G15, L16 and L17, X4, X6 and X12 of `docs/explanation/founding-documents.md`.
+Rows G6 and G10 to G15, L17, X4, X6 and X12 of `docs/explanation/founding-documents.md`.
 """
 
 import functools as ft
@@ -52,7 +52,6 @@ def arrays():
 
 
 def call(model, x, state):
-    """Call a model; for maps."""
     return model(x, state)
 
 
@@ -111,12 +110,6 @@ def test_g12_a_rule_inside_a_tree_of_models():
     assert states["b"].get(model.count).tolist() == list(range(1, 11))
 
 
-def leaves_of(state):
-    """The arrays of a State by their paths."""
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
-
-
 def test_g13_random_state_inside_modules():
     """Streams split ten ways, the rest broadcast: two calls differ, and every count is 2."""
     kernel, bias, x = arrays()
@@ -128,7 +121,7 @@ def test_g13_random_state_inside_modules():
 
     assert not jnp.allclose(y1, y2)
     assert len(np.unique(y1)) == 30
-    assert leaves_of(state)["noise.count"].tolist() == [2] * 10
+    assert pm.named_leaves(state)["noise.count"].tolist() == [2] * 10
     assert int(state.get(model.count)) == 2
 
 
@@ -140,8 +133,7 @@ def test_g14_seeds_that_were_split_before_construction():
         model, state = make_noisy(kernel, bias)
         return model, state.seed(key)
 
-    keys = jax.random.split(jax.random.key(0), MEMBERS)
-    models, states = pm.filter_vmap(make)(kernel, bias, keys)
+    models, states = pm.filter_vmap(make)(kernel, bias, jax.random.split(jax.random.key(0), 10))
     y1, states = pm.filter_vmap(call)(models, x, states)
     y2, states = pm.filter_vmap(call)(models, x, states)
 
@@ -163,8 +155,8 @@ def test_g15_split_around_a_map_and_join_after_it():
         ys.append(y)
 
     assert not jnp.allclose(*ys)
-    assert leaves_of(state)["noise.key"].shape == ()
-    assert int(leaves_of(state)["noise.count"]) == 2
+    assert pm.named_leaves(state)["noise.key"].shape == ()
+    assert int(pm.named_leaves(state)["noise.count"]) == 2
     assert int(state.get(model.count)) == 2
 
 
@@ -185,9 +177,9 @@ class Classifier(pm.Module):
         return self.out(jax.nn.relu(h)), state
 
 
-def on_batch(model, x, state, axis=0):
-    """Call a model for each example of a batch; `axis` of the results."""
-    return jax.vmap(model, (0, None), (axis, None), axis_name="batch")(x, state)
+def on_batch(model, x, state):
+    """Call a model for each example of a batch."""
+    return jax.vmap(model, (0, None), (0, None), axis_name="batch")(x, state)
 
 
 def train_step(model, state, x, y):
@@ -206,38 +198,6 @@ def descend(loss_fn, model, state):
     return pm.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, grads)), state, loss
 
 
-def test_l16_a_class_is_mapped():
-    """`nn.vmap(MLP, variable_axes={"params": 0}, in_axes=0)`: called like one of them."""
-    make = ft.partial(nn.MLP, 4, 1, width_size=4, depth=1)
-    keys = jax.random.split(jax.random.key(0), 3)
-    models = pm.filter_vmap(lambda key: make(key=key))(keys)
-    nets = nn.Ensemble(make, 3, key=jax.random.key(0))
-    y = nets(ramp(3, 4), in_axes=0)
-
-    shapes = [leaf.shape for leaf in jax.tree.leaves(models)]
-    assert shapes == [(3, 4, 4), (3, 4), (3, 1, 4), (3, 1)]
-    assert nets.member == models
-    assert_close(y, pm.filter_vmap(lambda model, x: model(x))(models, ramp(3, 4)))
-    assert_close(y[2], make(key=keys[2])(ramp(3, 4)[2]), rtol=1e-5)
-
-
-def test_l16_parameters_for_all_members():
-    """`variable_axes={"params": None}` for a part: held once, and its gradient is the sum."""
-    trunk = nn.Linear(4, 4, key=jax.random.key(0))
-    heads = nn.Ensemble(ft.partial(nn.Linear, 4, 1), 3, key=jax.random.key(1)).member
-    axes = pm.by({"trunk": None, "heads": 0})
-
-    def each(net):
-        return net["heads"](jnp.tanh(net["trunk"](ramp(4))))[0]
-
-    def total(net):
-        return jnp.sum(pm.filter_vmap(each, in_axes=(axes,))(net))
-
-    grads = pm.filter_grad(total)({"trunk": trunk, "heads": heads})
-    alone = [pm.filter_grad(each)({"trunk": trunk, "heads": head}) for head in pm.unstack(heads)]
-    assert_close(grads["trunk"].weight, sum(g["trunk"].weight for g in alone), rtol=1e-5)
-
-
 def test_l17_an_ensemble_of_batchnorm_networks():
     """`variable_axes={"params": 0, "batch_stats": 0}`: each member is as if it were alone."""
     keys = jax.random.split(jax.random.key(0), 3)
@@ -250,14 +210,6 @@ def test_l17_an_ensemble_of_batchnorm_networks():
         single = alone(*pm.make_with_state(Classifier)(key=key), x[i], y[i])
         member = jax.tree.map(lambda leaf, i=i: leaf[i], together)
         assert_close(member, single, rtol=1e-4, atol=1e-5)
-
-    # The same as a Module, on one batch for all.
-    nets, state = pm.make_with_state(nn.Ensemble)(Classifier, 3, key=jax.random.key(0))
-    y, state = on_batch(nets, x[0], state, 1)
-    expected, states = pm.filter_vmap(on_batch, in_axes=(0, None, 0))(models, x[0], states)
-    assert_close(y, expected, rtol=1e-4, atol=1e-5)
-    statistics = state.get(nets.member.norm.state_index)
-    assert_close(statistics, states.get(models.norm.state_index), rtol=1e-4, atol=1e-6)
 
 
 def test_x4_flags_for_all_submodules():

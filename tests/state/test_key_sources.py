@@ -40,30 +40,15 @@ def test_keys_are_those_of_split(impl):
     assert_same(data(jax.jit(lambda key: first_of(pm.init_keys(key), 36))(key)), expected)
 
 
-def test_keys_of_keys_are_all_different(key):
-    """In a Stack each member makes keys from one of the keys that were taken for it."""
-    outer = pm.init_keys(key).take(30)
-    inner = jax.vmap(lambda key: pm.init_keys(key).take(30))(outer)
-    everything = np.concatenate([data(outer), data(inner).reshape(-1, 2)])
-
-    assert len(np.unique(everything, axis=0)) == 30 + 30 * 30
+def make_mlp(key):
+    return nn.MLP(2, 2, 3, 2, key=key)
 
 
-LAYERS = {
-    "Linear": lambda key: nn.Linear(2, 3, key=key),
-    "Conv2d": lambda key: nn.Conv2d(1, 2, 3, key=key),
-    "Embedding": lambda key: nn.Embedding(4, 2, key=key),
-    "MLP": lambda key: nn.MLP(2, 2, 3, 2, key=key),
-}
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_layers_take_it_in_the_place_of_a_key(name, key):
+def test_layers_take_it_in_the_place_of_a_key(key):
     """Each array has its own numbers; one split, and an operation for each key that is used."""
     keys = pm.init_keys(key)
-    first, second = LAYERS[name](keys), LAYERS[name](keys)
-    arrays = [np.ravel(leaf) for leaf in jax.tree.leaves((first, second))]
-    program = equations(lambda key: LAYERS[name](pm.init_keys(key)), key)
+    arrays = [np.ravel(leaf) for leaf in jax.tree.leaves((make_mlp(keys), make_mlp(keys)))]
+    program = equations(lambda key: make_mlp(pm.init_keys(key)), key)
 
     assert len(np.unique(np.concatenate(arrays))) == sum(map(len, arrays))
     assert program["random_split"] == 1
@@ -73,7 +58,6 @@ def test_layers_take_it_in_the_place_of_a_key(name, key):
 REFUSED = {
     "a map": lambda keys: jax.vmap(lambda x: x * jax.random.normal(next(keys)))(jnp.ones(3)),
     "a layer in jit": lambda keys: jax.jit(lambda x: nn.Linear(2, 2, key=keys)(x))(jnp.ones(2)),
-    "take in filter_jit": lambda keys: pm.filter_jit(lambda keys: keys.take(2))(keys),
 }
 
 

@@ -1,7 +1,6 @@
 """The arithmetic of random streams: the dependencies of keys, and that there are no others."""
 
 import copy
-import functools as ft
 
 import hypothesis.strategies as st
 import jax
@@ -32,7 +31,6 @@ class Layers(pm.Module):
         self.mean = pm.StateIndex(jnp.zeros(2))
 
     def streams(self):
-        """All of them."""
         return [layer.stream for layer in (self.first, *self.rest)]
 
 
@@ -65,9 +63,6 @@ def draw_each(state, stream):
     return pm.filter_vmap(lambda state: state.next_key(stream), **axes)(state)
 
 
-# ---- dependencies of a key
-
-
 def test_a_key_is_the_seed_folded_with_path_and_count():
     """The numbers themselves must never change, or results could not be reproduced."""
     model, state = make()
@@ -82,7 +77,6 @@ def test_a_key_is_the_seed_folded_with_path_and_count():
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
 def test_adding_a_layer_changes_no_other_layers_numbers(impl):
     """A stream's keys depend on its own path alone, whatever generator the seed is of."""
-
     (small, state), (large, larger_state) = make(1, impl=impl), make(3, impl=impl)
     for mine, others in zip(small.streams(), large.streams(), strict=False):
         keys, state = draw(state, mine, 2)
@@ -91,6 +85,10 @@ def test_adding_a_layer_changes_no_other_layers_numbers(impl):
     if impl != "unsafe_rbg":  # It is called so because a map may change its numbers.
         few, many = (draw_each(state.restored().split(n), small.first.stream)[0] for n in (2, 3))
         assert_same(data(few), data(many)[:2])
+        # A single member, as each device has of several, may be used without a map.
+        one, after = state.restored().split(1).next_key(small.first.stream)
+        assert_same(data(one), data(few)[0])
+        assert after == draw_each(state.restored().split(1), small.first.stream)[1]
 
 
 @law
@@ -145,72 +143,56 @@ def test_a_key_costs_one_fold_in():
 
 def test_keys_are_all_different():
     """Across seeds, paths, members and steps, also after a join."""
-    model, state = pm.make_with_state(Layers)(5)
+    model, state = make(2)
 
-    def keys_of(state):
-        drawn = []
+    def keys_of(seed):
+        drawn, after = [], state.seed(jax.random.key(seed))
         for stream in model.streams():
-            state, keys = jax.lax.scan(lambda s, _, t=stream: s.next_key(t)[::-1], state, length=3)
-            several, split = draw_each(state.split(4), stream)
-            drawn += [keys, several, draw_each(split, stream)[0]]
-            state = split.join()
+            for _ in range(2):
+                one, after = after.next_key(stream)
+                several, split = draw_each(after.split(3), stream)
+                drawn += [one[None], several, draw_each(split, stream)[0]]
+                after = split.join()
         return jnp.concatenate(drawn)
 
-    keys = data(jax.vmap(lambda i: keys_of(state.seed(jax.random.key(i))))(jnp.arange(3)))
-    assert len(np.unique(keys.reshape(-1, 2), axis=0)) == 3 * 6 * (3 + 4 + 4)
-
-
-# ---- JAX's own check of keys
-
-
-def fresh_keys(model, state):
-    """Uses streams in every way that is allowed."""
-    first, state = state.next_key(model.first.stream)
-    second, state = state.next_key(model.first.stream)
-    state = state.split(2).join()
-    third, state = state.next_key(model.rest[0].stream)
-    keys = pm.init_keys(third)
-    drawn = [jax.random.normal(key) for key in (first, second, next(keys), next(keys))]
-    return sum(drawn), state
-
-
-def everywhere(model, state):
-    """The same for the members of a map, and the steps of a scan."""
-    y, state = fresh_keys(model, state)
-    use = ft.partial(fresh_keys, model)
-    axes = {"in_axes": (BY_STREAMS,), "out_axes": (0, BY_STREAMS)}
-    many, parts = pm.filter_vmap(use, **axes)(state.split(2))
-    state, ys = jax.lax.scan(lambda s, _: use(s)[::-1], parts.join(), length=2)
-    return y + many + ys, state
-
-
-def test_jax_accepts_streams_where_it_looks_for_key_reuse():
-    """Call after call, and the same numbers; but not going on with the State from before a call."""
-    model, state = make(1)
-    step = jax.jit(ft.partial(everywhere, model))
-    expected = step(step(state)[1])[0]
-    with jax.debug_key_reuse(True):
-        fresh_keys(*make(1))
-        _, after = step(state)
-        assert_same(step(after)[0], expected)
-        with pytest.raises(jax.errors.KeyReuseError, match="consumed"):
-            step(state)
-
-
-# ---- seeding, and choosing streams
+    keys = data(jax.vmap(keys_of)(jnp.arange(3)))
+    assert len(np.unique(keys.reshape(-1, 2), axis=0)) == 3 * 3 * 2 * (1 + 3 + 3)
 
 
 def test_seed_of_some_streams_leaves_the_others():
     """By path: the chosen ones start anew, the others go on."""
     model, state = make()
-    _, state = draw(state, model.first.stream, 1)
-    _, state = draw(state, model.rest[1].stream, 1)
+    first, second = model.first.stream, model.rest[1].stream
+    for stream in (first, second):
+        _, state = draw(state, stream, 1)
     state = state.seed(jax.random.key(9), "rest.*.stream")
 
-    kept, state = draw(state, model.first.stream, 1)
-    assert_same(kept, draw(make()[1], model.first.stream, 2)[0][1:])
-    anew = draw(make(seed=9)[1], model.rest[1].stream, 2)[0]
-    assert_same(draw(state, model.rest[1].stream, 2)[0], anew)
+    kept, state = draw(state, first, 1)
+    assert_same(kept, draw(make()[1], first, 2)[0][1:])
+    assert_same(draw(state, second, 2)[0], draw(make(seed=9)[1], second, 2)[0])
+
+
+def test_jax_accepts_streams_where_it_looks_for_key_reuse():
+    """Call after call, in maps and scans; but not going on with the State from before a call."""
+    model, state = make(1)
+    stream = model.first.stream
+
+    @jax.jit
+    def step(state):
+        first, state = state.next_key(stream)
+        state = state.split(2).join()
+        second, parts = draw_each(state.split(2), stream)
+        draw = lambda state, _: state.next_key(stream)[::-1]  # noqa: E731
+        state, third = jax.lax.scan(draw, parts.join(), length=2)
+        next(pm.init_keys(first))
+        return jax.vmap(jax.random.normal)(jnp.concatenate([second, third])), state
+
+    expected = step(step(state)[1])[0]
+    with jax.debug_key_reuse(True):
+        _, after = step(state)
+        assert_same(step(after)[0], expected)
+        with pytest.raises(jax.errors.KeyReuseError, match="consumed"):
+            step(state)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +209,6 @@ def test_split_chooses_entries_by_kind_and_path(select, shapes):
     model, state = make(1)
     split = state.split(4, select)
     parts = [split.substate(token) for token in (*model.streams(), model.mean)]
-
     assert [jax.tree.leaves(part)[0].shape for part in parts] == shapes
 
 
