@@ -12,7 +12,8 @@ from typing import Any
 from mkdocs.exceptions import PluginError
 from ratio_plot import RESULTS, row_of, short
 
-_MARK = re.compile(r"<!-- ratio: (.+?) \| (.+?) \| (.+?) -->")
+# A mark may go over the end of a line, as the words around it do.
+_MARK = re.compile(r"<!-- ratio: (.+?) \| (.+?) \| (.+?) -->", re.S)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -21,7 +22,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def _ratio(mark: re.Match[str]) -> str:
-    benchmark, label, library = mark.groups()
+    benchmark, label, library = (" ".join(part.split()) for part in mark.groups())
     try:
         row = row_of(json.loads(RESULTS.read_text(encoding="utf-8")), benchmark, label)
         return short(row[library]["ratio"]["median"])

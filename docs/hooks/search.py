@@ -2,7 +2,7 @@
 
 A search for the name of a class should find its entry first, not one of the many pages that use it,
 so the reference weighs more. The page of mistakes names everything, so it weighs less. Pages have
-the words that people search for as tags.
+the words that people search for as tags, but no names of the library, which tags would outweigh.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ def test_every_drawing_is_found(hook):
 def test_every_ratio_is_measured(hook):
     """A page names a row of the results, and shows its number; a row that is gone is an error."""
     shown = hook("ratios", "mkdocs").on_page_markdown
-    marks = [m for page in PAGES for m in re.findall("<!-- ratio: .* -->", page.read_text())]
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    marks = [m for text in texts for m in re.findall("<!-- ratio: .*? -->", text, re.S)]
 
     assert marks
     assert all(re.fullmatch(r"\d+(\.\d\d)?", shown(mark)) for mark in marks)
