@@ -38,7 +38,7 @@ LAST = 320.0
 def draw_ratios() -> str:
     """A row for each measurement, on a logarithmic scale; less is faster."""
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
-    rows = [(title, _row(results, name, label)) for name, label, title in ROWS]
+    rows = [(title, row_of(results, name, label)) for name, label, title in ROWS]
     height = TOP + STEP * len(rows) + 26
     drawn = [part for n, row in enumerate(rows) for part in _drawn(TOP + STEP * n, *row)]
     about = "; ".join(f"{title}: {_in_words(row)}" for title, row in rows)
@@ -53,7 +53,7 @@ def draw_ratios() -> str:
     return figure(_caption(results["dispatch"]["surroundings"]), chart)
 
 
-def _row(results: Mapping[str, Any], name: str, label: str) -> Mapping[str, Any]:
+def row_of(results: Mapping[str, Any], name: str, label: str) -> Mapping[str, Any]:
     """One row of one benchmark's table."""
     return next(row for row in results[name]["rows"] if row["label"] == label)
 
@@ -77,7 +77,7 @@ def _drawn(y: float, title: str, row: Mapping[str, Any]) -> Iterator[str]:
         )
         yield line(f"M{low:.1f} {y + 34:.1f}H{high:.1f}", f"pm-range {kind}")
         yield _mark(x, y + 34, kind)
-        yield words(x, y + 54, _short(ratio["median"]), f"pm-small {kind}")
+        yield words(x, y + 54, short(ratio["median"]), f"pm-small {kind}")
 
 
 def _mark(x: float, y: float, kind: str) -> str:
@@ -107,14 +107,14 @@ def _scale(bottom: float) -> Iterator[str]:
         yield words(x, bottom + 16, f"{tick}\N{MULTIPLICATION SIGN}", "pm-small")
 
 
-def _short(ratio: float) -> str:
+def short(ratio: float) -> str:
     """Two decimals where they are significant."""
     return f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.0f}"
 
 
 def _in_words(row: Mapping[str, Any]) -> str:
     """The row in words, for readers who do not see the plot."""
-    return ", ".join(f"{name} {_short(row[name]['ratio']['median'])}" for name in LIBRARIES)
+    return ", ".join(f"{name} {short(row[name]['ratio']['median'])}" for name in LIBRARIES)
 
 
 def _caption(around: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The walls of the house (docs/explanation/design.md): imports point down, without cycles."""
+"""The walls of the house (docs/contributing/layout.md): imports point down, without cycles."""
 
 import ast
 import sys

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+BESIDE = ("README.md", "CONTRIBUTING.md", "tests/docs/founding-documents.md")
+PAGES = sorted([*(ROOT / name for name in BESIDE), *(ROOT / "docs").rglob("*.md")])
 
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>[^\n]*)\n(?P<code>.*?)^(?P=indent)```$", re.M | re.S

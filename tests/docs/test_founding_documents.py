@@ -1,4 +1,4 @@
-"""`docs/explanation/founding-documents.md` is complete, and the tests that it names show it."""
+"""`founding-documents.md` is complete, and the tests that it names show it."""
 
 import ast
 import functools as ft
@@ -12,7 +12,7 @@ import pytest
 
 from tests.docs.pages import ROOT
 
-PAGE = (ROOT / "docs" / "explanation" / "founding-documents.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "tests" / "docs" / "founding-documents.md").read_text(encoding="utf-8")
 CAPABILITIES = {"F": 14, "G": 21, "L": 19, "X": 12, "S": 14}
 ROWS = re.findall(r"^\| ([FGLXS]\d+) \| (.+?) \| (.+?) \|(?: (.+?))? \|$", PAGE, re.M)
 NAMED = {row[0]: re.findall(r"`(tests/[^`]+)`", row[3]) for row in ROWS}

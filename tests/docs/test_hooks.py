@@ -1,4 +1,4 @@
-"""The hooks of the site: formulas and stored drawings."""
+"""The hooks of the site: formulas, stored drawings, measured ratios, the table of layers."""
 
 import importlib
 import re
@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+import pytreemod as pm
 from tests.docs.pages import PAGES, ROOT
 
 HOOKS = ROOT / "docs" / "hooks"
@@ -53,6 +54,32 @@ def test_every_drawing_is_found(hook):
     assert all("<svg" in shown(mark) for mark in marks)
     with pytest.raises(Exception, match="modle"):
         shown("<!-- drawing: modle -->")
+
+
+def test_every_ratio_is_measured(hook):
+    """A page names a row of the results, and shows its number; a row that is gone is an error."""
+    shown = hook("ratios", "mkdocs").on_page_markdown
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    marks = [m for text in texts for m in re.findall("<!-- ratio: .*? -->", text, re.S)]
+
+    assert marks
+    assert all(re.fullmatch(r"\d+(\.\d\d)?", shown(mark)) for mark in marks)
+    with pytest.raises(Exception, match="no ratio"):
+        shown("<!-- ratio: dispatch | a row that is gone | pytreemod -->")
+
+
+def test_the_table_has_every_layer(hook):
+    """Each layer is in it, with what it is and the shapes of an example; bases are not."""
+    rows = re.findall(
+        r"^\| \[`(\w+)`\]\(\S+\) \| \S.* \| \S.* \| \S.* \|$",
+        hook("layers", "mkdocs").table(),
+        re.M,
+    )
+    things = {name: getattr(pm.nn, name) for name in dir(pm.nn)}
+    modules = {n for n, t in things.items() if isinstance(t, type) and issubclass(t, pm.Module)}
+    bases = {"RNNCellBase", "Stateful", "StatefulLayer"}
+
+    assert modules - {*rows} == {"Lazy", "RngStream", "Shared", "StateIndex", *bases}
 
 
 def test_the_settings_of_the_site_are_said_once():

@@ -89,6 +89,17 @@ def test_every_block_runs(page, monkeypatch, tmp_path):
         sys.modules["matplotlib.pyplot"].close("all")
 
 
+def test_readme_and_home_show_one_program():
+    """What a reader meets first is the same in both places."""
+    readme, home = (
+        [block.code for block in blocks_of(ROOT / name) if block.language in ("python", "pycon")]
+        for name in ("README.md", "docs/index.md")
+    )
+
+    assert readme
+    assert readme == home
+
+
 def test_no_block_escapes():
     """Every block says in which language it is: no code is left out by a misspelt fence."""
     for page in PAGES:

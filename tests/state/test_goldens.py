@@ -1,6 +1,6 @@
 """The programs of the founding documents that are about state, with the numbers printed there.
 
-Rows G6 and G10 to G15, L17, X4, X6 and X12 of `docs/explanation/founding-documents.md`.
+Rows G6 and G10 to G15, L17, X4, X6 and X12 of `tests/docs/founding-documents.md`.
 """
 
 import functools as ft
