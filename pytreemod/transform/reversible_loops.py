@@ -250,7 +250,6 @@ def _gap(length: Any, free: Any) -> Any:
 
     With `free` slots, `r` runs over each step are enough for `binomial(free + r, r)` of them.
     """
-
     limit, free = length - 1, free.astype(jnp.float32)
     length = length.astype(jnp.float32)
 
