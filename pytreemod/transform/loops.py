@@ -6,13 +6,16 @@ change; everything else is part of the program, so each step must return it unch
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 import jax
+import jax.numpy as jnp
 
 from pytreemod.errors import StructureError
 from pytreemod.transform.arguments import function_name
+from pytreemod.transform.reversible_loops import counted_loop
 from pytreemod.transform.sowing import tracked
 from pytreemod.transform.steps import Functions
 from pytreemod.transform.tracebacks import with_short_errors
@@ -28,25 +31,74 @@ _Carry = TypeVar("_Carry")
 _lax: Any = jax.lax
 
 
+Kind: TypeAlias = Literal["lax", "checkpointed", "bounded"]
+
+
+@overload
+def filter_while_loop(
+    cond_fun: Callable[[_Carry], Any],
+    body_fun: Callable[[_Carry], _Carry],
+    init_val: _Carry,
+    *,
+    max_steps: int | None = None,
+    kind: Kind = "lax",
+    checkpoints: int | None = None,
+    return_steps: Literal[False] = False,
+) -> _Carry: ...
+@overload
+def filter_while_loop(
+    cond_fun: Callable[[_Carry], Any],
+    body_fun: Callable[[_Carry], _Carry],
+    init_val: _Carry,
+    *,
+    max_steps: int | None = None,
+    kind: Kind = "lax",
+    checkpoints: int | None = None,
+    return_steps: Literal[True],
+) -> tuple[_Carry, jax.Array]: ...
 @with_short_errors
 def filter_while_loop(
-    cond_fun: Callable[[_Carry], Any], body_fun: Callable[[_Carry], _Carry], init_val: _Carry
-) -> _Carry:
-    """`jax.lax.while_loop` for any tree.
+    cond_fun: Callable[[_Carry], Any],
+    body_fun: Callable[[_Carry], _Carry],
+    init_val: _Carry,
+    *,
+    max_steps: int | None = None,
+    kind: Kind = "lax",
+    checkpoints: int | None = None,
+    return_steps: bool = False,
+) -> Any:
+    """`jax.lax.while_loop` for any tree, also with a reverse mode.
 
-    **Law.** It equals `while cond_fun(val): val = body_fun(val)`.
+    **Law.** It equals `while cond_fun(val): val = body_fun(val)`, for at most `max_steps` steps.
+
+    | `kind` | `grad` | `jvp` | memory of `grad`, in values | steps of `grad` |
+    |---|---|---|---|---|
+    | `"lax"` | no | yes | | |
+    | `"checkpointed"` | yes | no | `checkpoints + 2` | at most 3 each, by default |
+    | `"bounded"` | yes | yes | 16 per level | one more per level |
+
+    Arrays that the functions capture have gradients, too. A bounded loop has a level for each
+    factor 16 of `max_steps`. A checkpointed loop has second derivatives by `jax.hessian`, which is
+    `jvp` of `grad`. Outside compiled code, each call of the last two kinds compiles again.
 
     Args:
         cond_fun: returns whether to go on, for a value: a scalar bool.
         body_fun: returns the next value. Static values must be unchanged; Python numbers count as
             arrays, as in `jax.lax.while_loop`.
         init_val: the first value.
+        max_steps: the number of steps after which the loop stops, with the value that it has then.
+        kind: how it can be differentiated.
+        checkpoints: how many values a checkpointed loop stores, beside the first and the last: by
+            default `sqrt(2 * max_steps)`, and 100 without `max_steps`. Each step is computed at
+            most three times in at most `(checkpoints + 1) * (checkpoints + 2) / 2` steps.
+        return_steps: whether to return also the number of steps.
 
     Returns:
-        The last value.
+        The last value; with `return_steps`, a pair of it and the number of steps.
 
     Raises:
-        ArgumentError: if a function is not callable.
+        ArgumentError: if a function is not callable, the kind is unknown, `checkpoints` is not
+            positive, or a bounded loop has no `max_steps`.
         StructureError: if the value changes in structure, shape, dtype, or static values; the
             error shows before and after by path.
 
@@ -56,12 +108,28 @@ def filter_while_loop(
         ...     {"n": 1, "name": "powers of two"},
         ... )
         {'n': Array(16, dtype=int32, weak_type=True), 'name': 'powers of two'}
+        >>> def double_until_ten(x):
+        ...     return filter_while_loop(lambda x: x < 10, lambda x: 2 * x, x, kind="checkpointed")
+        >>> jax.grad(double_until_ten)(3.0)
+        Array(4., dtype=float32, weak_type=True)
     """
     check_callable("filter_while_loop", cond_fun, "cond_fun")
     check_callable("filter_while_loop", body_fun, "body_fun")
-    fns = Functions([cond_fun, body_fun])
     values, structure = divide(init_val, is_value)
     where = f"filter_while_loop of {function_name(body_fun)}"
+
+    def goes_on(values: list[Any]) -> Any:
+        return tracked(cond_fun)(structure.assemble(values))
+
+    def step(values: list[Any]) -> list[Any]:
+        after = tracked(body_fun)(structure.assemble(values))
+        return returned(where, "val", structure, values, after)
+
+    if kind != "lax" or max_steps is not None or return_steps:
+        steps, values = counted_loop(kind, goes_on, step, values, max_steps, checkpoints)
+        last = structure.assemble(values)
+        return (last, steps) if return_steps else last
+    fns = Functions([cond_fun, body_fun])
 
     def make() -> tuple[Any, Any]:
         fns_of = fns.assembler()
@@ -84,8 +152,13 @@ def filter_fori_loop(
     init_val: _Carry,
     *,
     unroll: int | bool | None = None,
+    kind: Kind = "lax",
+    checkpoints: int | None = None,
 ) -> _Carry:
     """`jax.lax.fori_loop` for any tree.
+
+    With the kind `"lax"` it has a reverse mode if the bounds are no traced values; it stores the
+    values of all steps then.
 
     **Law.** It equals `for i in range(lower, upper): val = body_fun(i, val)`.
 
@@ -95,13 +168,17 @@ def filter_fori_loop(
         body_fun: returns the next value, from `i` and the value. Static values must be unchanged;
             Python numbers count as arrays.
         init_val: the first value.
-        unroll: as for `jax.lax.fori_loop`.
+        unroll: as for `jax.lax.fori_loop`; not for a checkpointed loop.
+        kind: how it can be differentiated; see
+            [`filter_while_loop`][pytreemod.filter_while_loop]. A bounded one needs bounds that are
+            not traced.
+        checkpoints: how many values a checkpointed loop stores.
 
     Returns:
         The last value.
 
     Raises:
-        ArgumentError: if `body_fun` is not callable.
+        ArgumentError: if `body_fun` is not callable, or an option is wrong.
         StructureError: as for [`filter_while_loop`][pytreemod.filter_while_loop].
 
     Examples:
@@ -109,9 +186,20 @@ def filter_fori_loop(
         (Array(6, dtype=int32, weak_type=True), 'sum')
     """
     check_callable("filter_fori_loop", body_fun, "body_fun")
-    fns = Functions([body_fun])
     values, structure = divide(init_val, is_value)
     where = f"filter_fori_loop of {function_name(body_fun)}"
+    if kind != "lax":
+
+        def step(state: list[Any]) -> list[Any]:
+            i, *values = state
+            after = tracked(body_fun)(i, structure.assemble(values))
+            return [i + 1, *returned(where, "val", structure, values, after)]
+
+        options = _step_count(lower, upper), checkpoints
+        first = [jnp.asarray(lower), *values]
+        _, (_, *values) = counted_loop(kind, lambda state: state[0] < upper, step, first, *options)
+        return structure.assemble(values)
+    fns = Functions([body_fun])
 
     def make() -> Any:
         return _stepper(where, fns.assembler(), 0, structure)
@@ -119,6 +207,14 @@ def filter_fori_loop(
     step = fns.cached((where, structure), make)
     _, values = _lax.fori_loop(lower, upper, step, (fns.arrays, values), unroll=unroll)
     return structure.assemble(values)
+
+
+def _step_count(lower: Any, upper: Any) -> int | None:
+    """The number of steps between two bounds; None if one is traced."""
+    try:
+        return max(operator.index(upper - lower), 0)
+    except TypeError:
+        return None
 
 
 # ---- the carry

@@ -7,16 +7,17 @@ a stack of layers. JAX stacks results on axis 0; they are moved afterwards.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 
-from pytreemod.errors import SpecError, StructureError, describe
+from pytreemod.errors import ArgumentError, SpecError, StructureError, describe
 from pytreemod.transform import axes as ax
 from pytreemod.transform.arguments import function_name
 from pytreemod.transform.axes import ON_AXIS_0
 from pytreemod.transform.loops import returned
 from pytreemod.transform.packing import pack_groups, unpack
+from pytreemod.transform.reversible_loops import checkpointed_scan
 from pytreemod.transform.sowing import collecting, split_sown, tracked
 from pytreemod.transform.steps import Functions
 from pytreemod.transform.tracebacks import with_short_errors
@@ -44,6 +45,8 @@ def filter_scan(
     *,
     in_axes: AxesSpec = ON_AXIS_0,
     out_axes: AxesSpec = ON_AXIS_0,
+    kind: Literal["lax", "checkpointed"] = "lax",
+    checkpoints: int | None = None,
 ) -> tuple[_Carry, _Out]:
     """`jax.lax.scan` for steps of any trees: `carry, y = f(carry, x)` for every `x` in `xs`.
 
@@ -63,18 +66,21 @@ def filter_scan(
         xs: the tree to scan over; None if `length` gives the number of steps.
         length: the number of steps.
         reverse: whether to go through `xs`, and stack the results, from the end.
-        unroll: as for `jax.lax.scan`.
+        unroll: as for `jax.lax.scan`; not for a checkpointed scan.
         in_axes: the axes along which the arrays in `xs` are taken apart, by default 0: an int, a
             function from leaf to axis, [`by`][pytreemod.by], or a prefix tree of these. With None,
             every step gets the whole array.
         out_axes: the same for the axes on which results are stacked; None is not possible.
+        kind: with `"checkpointed"`, the reverse mode stores a few carries instead of what all steps
+            compute, as in [`filter_while_loop`][pytreemod.filter_while_loop].
+        checkpoints: how many, by default `sqrt(2 * length)`.
 
     Returns:
         The last carry, and the stacked results.
 
     Raises:
-        ArgumentError: if `f` is not callable, or there is neither an array to scan over nor
-            `length`.
+        ArgumentError: if `f` is not callable, there is neither an array to scan over nor
+            `length`, or an option is wrong.
         ShapeError: if arrays in `xs` disagree in size or lack the axis; the error names all paths.
         SpecError: if a spec does not fit the tree.
         StructureError: if the carry changes in structure, shape, dtype, or static values (the error
@@ -123,14 +129,20 @@ def filter_scan(
 
     spec, specs = jtu.tree_flatten(out_axes, is_leaf=ax.is_axes_spec)
     key = (where, structure, rest, treedef, positions, tuple(spec), specs, bool(reverse))
-    (_, _, values), packed = _lax.scan(
-        fns.cached(key, make),
-        (fns.arrays, whole, values),
-        sliced,
-        length=size,
-        reverse=reverse,
-        unroll=unroll,
-    )
+    step = fns.cached(key, make)
+    if kind not in ("lax", "checkpointed"):
+        raise ArgumentError(f"{where}: the kind is 'lax' or 'checkpointed', not {kind!r}")
+    if kind == "checkpointed" and size:
+
+        def of_values(values: list[Any], sliced: list[Any]) -> Any:
+            (_, _, values), packed = step((fns.arrays, whole, values), sliced)
+            return values, packed
+
+        options = size, bool(reverse), checkpoints
+        values, packed = checkpointed_scan(of_values, values, sliced, *options)
+    else:
+        carry = fns.arrays, whole, values
+        (_, _, values), packed = _lax.scan(step, carry, sliced, size, reverse, unroll)
     return structure.assemble(values), unpack(packed)
 
 
