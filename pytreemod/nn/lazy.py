@@ -147,7 +147,7 @@ def materialize(
     asking = jtu.tree_map(ask, with_new_containers(model), is_leaf=_is_lazy)
     places = [place for place in locations(asking, _is_lazy) if isinstance(place.leaf, Lazy)]
     if not places:
-        return model
+        return asking
     filter_eval_shape(call, asking, *args, **kwargs)
     missed = [path_text(place.path) for place in places if place.leaf.note.size is None]
     if missed:

@@ -360,7 +360,7 @@ REFUSED = {
     ),
     "gradients that `before` sums": (
         lambda: updated(AFFINE, AFFINE, before=Doubling(_init, sums)),
-        ShapeError,
+        StructureError,
         r"model\.weight",
     ),
     "an imaginary part": (
