@@ -144,10 +144,11 @@ def materialize(
     def finish(node: Any) -> Any:
         return node.made(node.note.size) if isinstance(node, Lazy) else node
 
-    asking = jtu.tree_map(ask, with_new_containers(model), is_leaf=_is_lazy)
+    model = with_new_containers(model)
+    asking = jtu.tree_map(ask, model, is_leaf=_is_lazy)
     places = [place for place in locations(asking, _is_lazy) if isinstance(place.leaf, Lazy)]
     if not places:
-        return asking
+        return model
     filter_eval_shape(call, asking, *args, **kwargs)
     missed = [path_text(place.path) for place in places if place.leaf.note.size is None]
     if missed:
