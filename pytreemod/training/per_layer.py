@@ -148,7 +148,8 @@ def _each(
         with without_axes(which):
             return fn(*args)
 
-    mapped: Callable[..., Any] = inner
+    # Without axes to map, those that a rule around this one has hidden stay hidden.
+    mapped: Callable[..., Any] = inner if group.axes else fn
     for _ in range(group.axes):
         mapped = jax.vmap(mapped, in_axes, out_axes)
     return mapped
@@ -194,10 +195,12 @@ def is_same_stacked(rule: Any, params: PyTree) -> bool:
             made[i] = _listed(values[i], first + group.axes, axes[i] - group.axes)
         return structure.unflatten(made)
 
+    # A context manager of `contextlib` is a decorator, too.
+    in_lists_alone = without_axes("all")(ft.partial(_steps, rule))
+
     def run(stacked: Any, alone: Any) -> Any:
-        steps = ft.partial(_steps, rule)
-        pairs = zip(groups, alone, strict=True)
-        return steps(*stacked), [_each(steps, g, "all", (0, 1), 1)(*trees) for g, trees in pairs]
+        each = [_each(in_lists_alone, group, "all", (0, 1), 1) for group in groups]
+        return _steps(rule, *stacked), [fn(*trees) for fn, trees in zip(each, alone, strict=True)]
 
     try:
         # Settings of the caller's concern the real steps.
