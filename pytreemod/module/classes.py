@@ -54,7 +54,7 @@ from pytreemod.tree.instances import (
 from pytreemod.tree.nodes import own_class
 from pytreemod.tree.printing import rich_doc, short_text
 from pytreemod.tree.renewing import with_new_containers
-from pytreemod.typing import class_of, is_instance, jtu
+from pytreemod.typing import Tracer, class_of, is_instance, jtu
 
 # Not `Self`, which runtime type checkers (beartype) refuse in single methods.
 _M = TypeVar("_M", bound="Module")
@@ -550,7 +550,10 @@ class Module(_Assignable, metaclass=ModuleMeta):
             state = copy.deepcopy(_own_state(self), memo)
             return _restore_state(type(self), state, flat_of(self)[1][1])
         # Configuration is shared: a copied jitted function would be another function.
-        copied: Callable[[Any], Any] = ft.partial(copy.deepcopy, memo=memo)
+        # A tracer is its own copy: as another one, a stream's key would pass for another key.
+        def copied(leaf: Any) -> Any:
+            return leaf if isinstance(leaf, Tracer) else copy.deepcopy(leaf, memo)
+
         return jtu.tree_map(copied, self)
 
 

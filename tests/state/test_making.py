@@ -127,9 +127,8 @@ def test_a_layer_that_surgery_added_gets_its_place_in_the_state():
     assert changed["rest"][0].count.marker == "['rest'][0].count"
 
 
-@pytest.mark.parametrize(
-    ("transform", "copied"), [(lambda f: f, copy.deepcopy), (pm.filter_jit, lambda layer: layer)]
-)
+@pytest.mark.parametrize("transform", [lambda f: f, pm.filter_jit])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda layer: layer])
 def test_a_layer_in_a_second_place_begins_with_its_values_but_without_a_key(transform, copied):
     """With the key of the first, the second would draw the same numbers."""
     model, state = made(0, 0)
