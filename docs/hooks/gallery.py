@@ -21,7 +21,7 @@ RESULTS = FOLDER / "results"
 GROUPS = {
     "Images": ("digits", "vae", "ensemble", "resnet", "vit"),
     "Text": ("gpt", "lstm_language_model", "llama", "gpt2", "interpret"),
-    "Training": ("checkpoint", "lora", "parallel"),
+    "Training": ("checkpoint", "lora", "parallel", "hosts"),
     "Science": ("neural_ode", "physics", "gaussian_process", "dqn"),
 }
 

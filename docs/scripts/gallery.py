@@ -26,6 +26,7 @@ LINES = 14
 # What a program needs beside its name; `{runs}` is a new folder.
 ARGUMENTS = {
     "checkpoint": ["{runs}/digits"],
+    "hosts": ["{runs}/hosts", "--processes", "2"],
     "gpt": ["{runs}/gpt", "--minutes", "5"],
     "interpret": ["{runs}/small", "--minutes", "1"],
     "llama": ["--quantize", "int8"],
