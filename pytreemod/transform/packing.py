@@ -191,8 +191,9 @@ class Plan:
         return self.hash
 
     def __repr__(self) -> str:
-        # In JAX's errors about two results.
-        return f"result {self.treedef} {[what for _, _, what in self.parts if what is not None]}"
+        # JAX writes it into programs. With an address in it, no two processes have the same program,
+        # and none finds its own in JAX's compilation cache.
+        return "result"
 
 
 def _builder(treedef: Any, parts: Sequence[Part], finish: Any) -> Callable[[Any], PyTree]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import re
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -299,3 +300,10 @@ def test_keywords_without_a_place_are_arguments():
         assert f(x) == 1
         assert f(x, a=jnp.asarray(2.0)) == 3
         assert f(x, b=jnp.asarray(2.0), a=jnp.asarray(3.0)) == 6
+
+
+def test_a_program_has_no_addresses_in_its_text():
+    """So another process, which has other addresses, finds it in JAX's compilation cache."""
+    for values in (VALUES, [make() for make in MODULES.values()]):
+        text = pm.filter_jit(computed).lower(*values).as_text()
+        assert not re.search("0x[0-9a-f]{6}", text)
