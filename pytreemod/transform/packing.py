@@ -191,8 +191,8 @@ class Plan:
         return self.hash
 
     def __repr__(self) -> str:
-        # JAX writes it into programs. With an address in it, no two processes have the same program,
-        # and none finds its own in JAX's compilation cache.
+        # JAX writes it into programs. An address in it would differ between processes, and none
+        # would find its program in JAX's compilation cache.
         return "result"
 
 

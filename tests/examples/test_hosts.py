@@ -1,9 +1,10 @@
-"""Several processes train one model: stopped and resumed on another number, the losses agree."""
+"""Several processes train one model: stopped, killed, and resumed on another number of them."""
 
 import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from tests.helpers.examples import FOLDER
 
 pytest.importorskip("orbax.checkpoint", reason="the extra `orbax` is not installed")
 
-# Each process imports JAX and orbax, and traces and compiles two programs: ten seconds.
+# Each process imports JAX and orbax, and traces and compiles two programs: five to nine seconds.
 pytestmark = pytest.mark.slow
 
 SMALL = ["--size", "16", "--depth", "2"]
@@ -23,102 +24,92 @@ LIMIT = 300
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _compiled_fast(tmp_path_factory):
-    """Programs that are compiled without optimizations, once for all processes."""
+def _compiled_fast():
+    """Without optimizations. (Processes find programs in the cache that conftest.py has made.)"""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("programs")))
-        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         yield
 
 
-def command(folder, *options):
-    """The program, for a small model."""
-    return [sys.executable, str(FOLDER / "hosts.py"), str(folder), *SMALL, *map(str, options)]
+def start(folder, *options):
+    """The program, for a small model, in a group of processes of its own."""
+    command = [sys.executable, str(FOLDER / "hosts.py"), str(folder), *SMALL, *map(str, options)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, start_new_session=True, **pipes)
 
 
-def losses(folder, processes, steps, every=2):
-    """The losses that a run prints, by step."""
-    options = ("--processes", processes, "--steps", steps, "--every", every)
-    done = subprocess.run(
-        command(folder, *options), capture_output=True, text=True, timeout=LIMIT, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return {int(n): float(loss) for n, loss in re.findall(r"step +(\d+) +loss (\S+)", done.stdout)}
+def by_hand(folders, *options, devices):
+    """A process for each folder, started without the launcher."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        where = ["--coordinator", f"localhost:{free.getsockname()[1]}", "--devices", devices]
+    return [start(each, *where, "--process", i, *options) for i, each in enumerate(folders)]
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The losses of a run on one process, never stopped."""
-    return losses(tmp_path_factory.mktemp("whole"), processes=1, steps=6)
+def alone(folder, *options):
+    """One process with all devices."""
+    (process,) = by_hand([folder], "--count", 1, "--every", 1, *options, devices=4)
+    return process
 
 
-def test_two_processes_are_stopped_and_resumed_on_one_and_on_four(whole, tmp_path):
-    """Each part has the losses of the whole run, up to rounding."""
-    parts = [losses(tmp_path, n, steps) for n, steps in ((2, 2), (1, 4), (4, 6))]
-    assert [sorted(part) for part in parts] == [[1, 2], [3, 4], [5, 6]]
-    for part in parts:
-        expected = [whole[step] for step in part]
-        np.testing.assert_allclose([*part.values()], expected, rtol=1e-5)
+def ended(process):
+    """The status of a process, its losses by step, and its errors; a late one is killed."""
+    try:
+        out, errors = process.communicate(timeout=LIMIT)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    found = re.findall(r"step +(\d+) +loss (\S+)", out)
+    return process.returncode, {int(n): float(loss) for n, loss in found}, errors
 
 
-def test_a_run_that_is_killed_while_it_saves_resumes_from_a_whole_checkpoint(whole, tmp_path):
-    """At any moment: the steps that follow have the losses of the whole run."""
-    draw, seen = random.Random(0), dict[int, float]()
+def test_a_run_is_killed_while_it_saves_and_resumed_on_any_number_of_processes(tmp_path):
+    """Every loss is that of a run on one process that was never stopped, up to rounding."""
+    status, whole, errors = ended(alone(tmp_path / "whole", "--steps", 7))
+    assert status == 0, errors
+
+    parts = [ended(start(tmp_path / "run", "--processes", 2, "--steps", 2, "--every", 2))]
+    draw = random.Random(0)
     for _ in range(3):
-        options = ("--processes", 1, "--steps", 6, "--every", 1)
-        with subprocess.Popen(
-            command(tmp_path, *options), stdout=subprocess.PIPE, text=True, start_new_session=True
-        ) as process:
-            for line in process.stdout:
-                found = re.search(r"step +(\d+) +loss (\S+)", line)
-                if found:
-                    seen[int(found[1])] = float(found[2])
-                    time.sleep(draw.random() * 0.2)
-                    os.killpg(process.pid, signal.SIGKILL)
-                    break
-        if not found:
-            break
-    last = losses(tmp_path, processes=1, steps=7, every=1)
-    assert max(last) == 7
-    for step in seen.keys() & whole.keys():
-        np.testing.assert_allclose(seen[step], whole[step], rtol=1e-5)
+        killed = alone(tmp_path / "run", "--steps", 6)
+        line = next((line for line in killed.stdout if line.startswith("step")), "")
+        time.sleep(draw.random() * 0.2)
+        os.killpg(killed.pid, signal.SIGKILL)
+        _, more, errors = ended(killed)
+        assert line, errors
+        parts.append((0, {int(line.split()[1]): float(line.split()[3]), **more}, errors))
+    parts.append(ended(start(tmp_path / "run", "--processes", 4, "--steps", 7)))
 
-
-def both(folders, **options):
-    """Two processes started by hand, each with its own folder; their statuses and errors."""
-    more = [text for name, value in options.items() for text in (f"--{name}", value)]
-    port = random.Random().randrange(20_000, 60_000)
-    shared = ["--coordinator", f"localhost:{port}", "--count", 2, "--devices", 2, *more]
-    every = [
-        subprocess.Popen(
-            command(folder, *shared, "--process", i), stderr=subprocess.PIPE, text=True
-        )
-        for i, folder in enumerate(folders)
-    ]
-    return [(each.communicate(timeout=LIMIT)[1], each.returncode) for each in every]
+    assert [*parts[0][1]] == [1, 2]
+    assert [*parts[-1][1]][-1] == 7
+    for status, losses, errors in parts:
+        assert status == 0, errors
+        expected = [whole[step] for step in losses]
+        np.testing.assert_allclose([*losses.values()], expected, rtol=1e-5)
 
 
 def test_a_folder_that_is_not_shared_is_refused(tmp_path):
     """Nothing is trained: each process names the one that does not see the folder."""
-    for text, status in both([tmp_path / "one", tmp_path / "two"]):
-        assert status == 1
-        assert re.search("is not shared: process 1 does not see it", text)
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for process in by_hand(folders, "--count", 2, devices=2):
+        status, losses, errors = ended(process)
+        assert (status, losses) == (1, {})
+        assert re.search("is not shared: process 1 does not see it", errors)
     assert [*tmp_path.rglob("*")] == [tmp_path / "one", tmp_path / "one" / "shared"]
 
 
 def test_a_process_that_waits_for_another_in_vain_ends(tmp_path):
     """After the time that it was given, by JAX's own error; nothing is written."""
-    ((text, status),) = both([tmp_path], timeout=3)
+    (process,) = by_hand([tmp_path], "--count", 2, "--timeout", 3, devices=2)
+    status, _, errors = ended(process)
     assert status != 0
-    assert re.search("DEADLINE_EXCEEDED", text), text[-3000:]
+    assert re.search("DEADLINE_EXCEEDED", errors), errors
     assert [*tmp_path.iterdir()] == []
 
 
 def test_the_launcher_names_the_process_that_failed(tmp_path):
     """A file stands where the folder should be."""
     (tmp_path / "file").touch()
-    options = command(tmp_path / "file", "--processes", 2)
-    done = subprocess.run(options, capture_output=True, text=True, timeout=LIMIT, check=False)
-    assert done.returncode != 0
-    assert re.search("process 0 ended with status", done.stderr)
+    status, _, errors = ended(start(tmp_path / "file", "--processes", 2))
+    assert status != 0
+    assert re.search("process [01] ended with status", errors)

@@ -70,19 +70,6 @@ def test_a_whole_training_run_comes_back(checkpointer, tmp_path):
     assert_same(restored["state"], saved["state"])
 
 
-def test_many_steps_are_kept_by_the_manager(tmp_path):
-    """The newest one is restored."""
-    runs = [training(step) for step in (1, 2, 3)]
-    with ocp.CheckpointManager(tmp_path, options=ocp.CheckpointManagerOptions(max_to_keep=2)) as m:
-        for run in runs:
-            m.save(run["step"], args=ocp.args.StandardSave(run))
-        m.wait_until_finished()
-        restored = m.restore(m.latest_step(), args=ocp.args.StandardRestore(training(0)))
-
-        assert list(m.all_steps()) == [2, 3]
-    assert_same(restored, runs[-1])
-
-
 def placed(tree, mesh):
     """Arrays of eight rows are divided; others replicated."""
 
