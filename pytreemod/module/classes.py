@@ -549,6 +549,7 @@ class Module(_Assignable, metaclass=ModuleMeta):
         if _has_own_state(type(self)):
             state = copy.deepcopy(_own_state(self), memo)
             return _restore_state(type(self), state, flat_of(self)[1][1])
+
         # Configuration is shared: a copied jitted function would be another function.
         # A tracer is its own copy: as another one, a stream's key would pass for another key.
         def copied(leaf: Any) -> Any:
