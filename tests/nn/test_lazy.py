@@ -117,3 +117,18 @@ def test_it_trains_when_it_is_made():
     grads = pm.filter_grad(lambda model: jnp.mean(model(X) ** 2))(model)
     updates, _ = optax.sgd(0.1).update(grads, state)
     assert pm.apply_updates(model, updates)(X).shape == (2, 4)
+
+
+def test_streams_of_the_state_need_no_seed():
+    """A model with dropout before a Lazy layer is made with `pm.State(model)` as it is."""
+
+    def make(key):
+        dropout = nn.Dropout(0.5, stream=pm.RngStream())
+        lazy = nn.Lazy(lambda n, key: nn.Linear(n, 4, key=key), key=key)
+        model = nn.Sequential([dropout, lazy])
+        return pm.materialize(model, jnp.ones((8, 3)), pm.State(model))
+
+    model, state = pm.make_with_state(make)(jax.random.key(0))
+    _, state = model(jnp.ones((8, 3)), state.seed(jax.random.key(1)))
+
+    assert model[1].in_features == 3
