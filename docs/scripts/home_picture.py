@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 DOCS = Path(__file__).parents[1]
-ROWS, COLUMNS = 3, 14
+ROWS, COLUMNS = 3, 10
+# Legible on the light page and on the dark one; the digits are transparent where they are white.
+INK, RIGHT, WRONG = "#1b9a77", "#808a8c", "#e5534b"
 
 
 def main() -> None:
@@ -27,11 +30,13 @@ def main() -> None:
     count = ROWS * COLUMNS
     read = np.asarray(scores.argmax(-1))[-count:]
 
-    figure = Figure(figsize=(7.4, 2.2), layout="constrained")
+    figure = Figure(figsize=(6.4, 2.6), layout="constrained")
     for i, axes in enumerate(figure.subplots(ROWS, COLUMNS).flat):
-        axes.imshow(names["digits"].images[i - count], cmap="gray_r")
+        ink = np.full((8, 8, 4), to_rgba(INK))
+        ink[..., 3] = names["digits"].images[i - count] / 16
+        axes.imshow(ink)
         is_right = read[i] == names["y"][i - count]
-        axes.set_title(read[i], fontsize=11, pad=3, color="#3f8f5f" if is_right else "#e0453a")
+        axes.set_title(read[i], fontsize=14, pad=4, color=RIGHT if is_right else WRONG)
         axes.set_axis_off()
     figure.savefig(DOCS / "assets/home.png", dpi=150, transparent=True)
 

@@ -77,18 +77,15 @@ def test_all_frames_may_be_kept(monkeypatch):
     assert len(full) > len(short) + 6
 
 
-def test_a_wrong_shape_shows_the_layer_and_no_wrapper():
-    """Of the layers, the frames are their own formulas, each in its own file."""
-    net = nn.Sequential(
-        [nn.Linear(3, 3, key=jax.random.key(0)), nn.Linear(2, 1, key=jax.random.key(1))]
-    )
-    step = pm.filter_jit(pm.filter_value_and_grad(lambda net, x: jax.vmap(net)(x).sum()))
+def test_a_wrong_shape_shows_the_formulas_of_layers():
+    """Not what all layers share: the checks, the State and the keys."""
+    net = nn.Sequential([nn.Linear(4, 2, key=jax.random.key(0))])
     with pytest.raises(ShapeError, match="Linear") as caught:
-        step(net, jax.numpy.ones((4, 3)))
-    frames = [Path(f.filename) for f in traceback.extract_tb(caught.value.__traceback__)]
-    ours = [frame.relative_to(PACKAGE).as_posix() for frame in frames if PACKAGE in str(frame)]
+        pm.filter_jit(pm.filter_grad(lambda net: net(X).sum()))(net)
+    files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
+    ours = [name.removeprefix(PACKAGE) for name in files if name.startswith(PACKAGE)]
 
-    assert ours == ["transform/jit.py", "nn/sequential.py", "nn/linear.py"]
+    assert ours == ["/transform/jit.py", "/nn/sequential.py", "/nn/linear.py"]
 
 
 WAITING = {"jit": lambda f: f, "vmap": pm.filter_vmap, "compiled": lambda f: f.lower(X).compile()}
