@@ -84,10 +84,10 @@ class FileError(PytreemodError, ValueError, RuntimeError):
 
 
 class LostUpdateWarning(UserWarning):
-    """A State was used up, and its successor is lost.
+    """A function under a `filter_*` transform used up a State, and does not return the new one.
 
-    Inside a transform: the successor is not returned. Outside: a jitted call returned it, it was
-    neither read nor passed on, and the same function is called with the old State again.
+    Given while the function is traced. Plain JAX transforms, and a loop that drops what a jitted
+    call returns, lose an update without it.
     """
 
 

@@ -62,7 +62,8 @@ def page_of(path: Path) -> str:
     docstring, code = _split(path)
     title, _ = title_of(path)
     sentence, _, text = docstring.partition("\n")
-    parts = [f"# {title}", sentence, text.strip()]
+    # Not stripped of spaces: the commands are indented, which makes them a block.
+    parts = [f"# {title}", sentence, text.strip("\n")]
     picture, output = picture_of(path.stem), RESULTS / f"{path.stem}.txt"
     if picture is not None:
         parts.append(f"![What the program draws]({picture.name}){{ loading=lazy }}")

@@ -341,8 +341,8 @@ class MultiheadAttention(Module):
         heads, kv_heads = self.num_heads, self.num_kv_heads or self.num_heads
         layers, inputs = (self.query_proj, self.key_proj, self.value_proj), (query, key, value)
         is_one = query is key is value and _may_be_one(layers)
-        found = _as_one(layers, query) if is_one else map(_called, layers, inputs)
-        q, k, v = found
+        each = (layer(x) for layer, x in zip(layers, inputs, strict=True))
+        q, k, v = _as_one(layers, query) if is_one else each
         q = q.reshape(*query.shape[:-1], heads, self.qk_size)
         k = k.reshape(*key.shape[:-1], kv_heads, self.qk_size)
         v = v.reshape(*value.shape[:-1], kv_heads, self.vo_size)
@@ -471,18 +471,11 @@ class MultiheadAttention(Module):
         # A ring: each new position overwrites the one that leaves the window.
         slots = size if self.window is None else min(size, self.window)
         lead = (*batch, self.num_kv_heads or self.num_heads, slots)
-        keys, values = (
-            jnp.zeros((*lead, self.qk_size), dtype),
-            jnp.zeros((*lead, self.vo_size), dtype),
-        )
+        keys, values = (jnp.zeros((*lead, n), dtype) for n in (self.qk_size, self.vo_size))
         return keys, values, jnp.zeros(batch, int)
 
 
 # ---- the formula
-
-
-def _called(layer: Any, x: Array) -> Array:
-    return layer(x)
 
 
 def _may_be_one(layers: tuple[Linear, ...]) -> bool:
@@ -550,8 +543,10 @@ def _attend_by_jax(
     size = math.prod(batch)
 
     def flat(x: Array | None) -> Any:
-        if x is None or math.prod(x.shape[:-3]) == 1:
-            return None if x is None else x.reshape(1, *x.shape[-3:])
+        if x is None:
+            return None
+        if math.prod(x.shape[:-3]) == 1:
+            return x.reshape(1, *x.shape[-3:])
         return jnp.broadcast_to(x, (*batch, *x.shape[-3:])).reshape(size, *x.shape[-3:])
 
     # JAX's function does not support strict promotion.

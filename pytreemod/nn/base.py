@@ -251,7 +251,7 @@ def key_for_call(layer: Any, stream: RngStream | None, key: Any, state: Any) -> 
         ArgumentError: if there is neither.
     """
     if key is not None:
-        return next(key) if isinstance(key, InitKeys) else key, state
+        return one_key(key), state
     if stream is not None and state is not None:
         return state.next_key(stream)
     expected = "key=, or a State with its stream" if stream is not None else "key="
@@ -278,6 +278,11 @@ def split_key(key: KeyLike, n: int) -> Any:
         2
     """
     return [next(key) for _ in range(n)] if isinstance(key, InitKeys) else jax.random.split(key, n)
+
+
+def one_key(key: Any) -> Any:
+    """The key itself, or the next one of `init_keys`."""
+    return next(key) if isinstance(key, InitKeys) else key
 
 
 def divide_key(key: KeyLike, n: int) -> Any:

@@ -199,7 +199,8 @@ class BatchNorm(StatefulLayer):
             The normalized array, and the new State.
         """
         array, axis = self._checked(x)
-        wide, (mean, var) = as_wide(self, array), state.get(self.state_index)
+        wide, old = as_wide(self, array), state.get(self.state_index)
+        mean, var = old
         if mean.shape != (self.input_size,):
             # Those of several layers would broadcast.
             raise ShapeError(title(self), f"{self.input_size} running means", describe(mean))
@@ -212,7 +213,7 @@ class BatchNorm(StatefulLayer):
             centered = wide - _along(axis, mean, wide)
         else:
             mean, var, centered, count = self._moments(wide, axis)
-            state = self._next(state, mean, var, count)
+            state = self._next(state, old, (mean, var), count)
             if self.mode == "ema":
                 mean, var = state.get(self.state_index)
                 centered = wide - _along(axis, mean, wide)
@@ -254,9 +255,9 @@ class BatchNorm(StatefulLayer):
         centered = x - _along(axis, mean, x)
         return mean, mean_of(square(centered)), centered, count
 
-    def _next(self, state: State, mean: Array, var: Array, count: int) -> State:
+    def _next(self, state: State, old: Statistics, batch: Statistics, count: int) -> State:
         """Return the State after a batch with these statistics."""
-        old = state.get(self.state_index)
+        mean, var = batch
         if self.mode == "torch":
             # x is divided by the biased variance, as in the paper. One value has variance 0.
             var = var * (count / max(count - 1, 1))

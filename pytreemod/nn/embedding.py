@@ -18,10 +18,11 @@ from pytreemod.nn.base import (
     check_shape,
     float_dtype,
     layer_call,
+    one_key,
     title,
     wide_dtype,
 )
-from pytreemod.state.key_sources import InitKeys, KeyLike
+from pytreemod.state.key_sources import KeyLike
 
 
 class Embedding(Module):
@@ -80,9 +81,8 @@ class Embedding(Module):
         weight_init: Initializer | None = None,
     ):
         if weight is None:
-            own_key: Any = next(key) if isinstance(key, InitKeys) else key
             shape: Any = (num_embeddings, embedding_size)
-            weight = (weight_init or jax.random.normal)(own_key, shape, float_dtype(dtype))
+            weight = (weight_init or jax.random.normal)(one_key(key), shape, float_dtype(dtype))
         self.weight = jnp.asarray(weight)
         rows, size = self.weight.shape
         self.num_embeddings = rows if num_embeddings is None else num_embeddings

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pytreemod.errors import ShapeError, StateError
 from pytreemod.module.fields import field
-from pytreemod.nn.base import StatefulLayer, call_layer
+from pytreemod.nn.base import StatefulLayer, call_layer, one_key
 from pytreemod.state.tokens import tokens_of
 from pytreemod.state.values import State
 from pytreemod.transform.abstract_calls import filter_eval_shape
@@ -18,6 +18,7 @@ from pytreemod.transform.vmap import filter_vmap
 from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.renewing import with_new_containers
+from pytreemod.tree.snapshots import is_state
 from pytreemod.typing import class_of, jtu
 
 _M = TypeVar("_M")
@@ -61,8 +62,7 @@ class Lazy(StatefulLayer):
     note: Any = field(static=True, default=None, repr=False)
 
     def __init__(self, make: Callable[..., Any], *, key: Any = None, axis: int = -1):
-        self.make, self.axis = make, axis
-        self.key = next(key) if hasattr(key, "__next__") else key
+        self.make, self.axis, self.key = make, axis, one_key(key)
         self.maps = jnp.zeros((0,), bool)
 
     def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -77,8 +77,8 @@ class Lazy(StatefulLayer):
             raise ShapeError("materialize", f"size {self.note.size}, as before", str(size))
         self.note.size, layer = size, self.made(size)
         given = next((part for part in (*args, *kwargs.values()) if isinstance(part, State)), None)
-        # Its tokens are not in the State of the model. Any key is fine: nothing is drawn.
-        own = State(layer).seed(jax.random.key(0)) if given and tokens_of(layer) else given
+        # Its tokens are not in the State of the model.
+        own = _seeded(State(layer)) if given and tokens_of(layer) else given
         inputs = [x, *(part for part in args if part is not given)]
         options: Any = {name: part for name, part in kwargs.items() if part is not given}
         out, _ = call_layer(layer, inputs, own, options.pop("key", None), **options)
@@ -109,7 +109,7 @@ def materialize(
     Args:
         model: a model, or any tree that has some.
         *args: arguments of the call: arrays, or `jax.ShapeDtypeStruct`. For a State, pass
-            `pm.State(model)`, which has the tokens that exist already.
+            `pm.State(model)`, which has the tokens that exist already; its streams need no seed.
         method: the name of the method to call, or a function of the model and args; the model
             itself if None.
         **kwargs: further arguments of the call, by name.
@@ -138,6 +138,7 @@ def materialize(
         return node.replace(note=_Note()) if isinstance(node, Lazy) else node
 
     def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = jtu.tree_map(_seeded, (args, kwargs), is_leaf=is_state)
         function = method if callable(method) else getattr(class_of(model), method or "__call__")
         return function(model, *args, **kwargs)
 
@@ -156,6 +157,11 @@ def materialize(
         hint = "pm.materialize(model, x, method=lambda model, x: model.decode(model.encode(x)))"
         raise StateError(fact, at=missed, hint=hint)
     return jtu.tree_map(finish, asking, is_leaf=_is_lazy)
+
+
+def _seeded(node: Any) -> Any:
+    # Any key is fine: nothing is drawn.
+    return node.seed(jax.random.key(0)) if is_state(node) else node
 
 
 def _is_lazy(node: object) -> bool:

@@ -257,10 +257,9 @@ class Einsum(Module):
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Sum products of x and the weight; `key` is ignored."""
         of_x, letters, _ = _terms(self.equation)
-        sizes = dict(zip(letters, self.weight_shape, strict=True))
+        sizes: dict[str, Any] = {".": ..., **dict(zip(letters, self.weight_shape, strict=True))}
         # By JAX, an axis of size 1 would broadcast.
-        axes = [sizes.get(letter, letter) for letter in of_x.replace("...", ".")]
-        x = check_shape(self, x, *(... if axis == "." else axis for axis in axes))
+        x = check_shape(self, x, *(sizes.get(axis, axis) for axis in of_x.replace("...", ".")))
         sums = jnp.einsum(self.equation, x, self.weight)
         if np.broadcast_shapes(sums.shape, self.bias_shape or ()) != sums.shape:
             expected = f"bias_shape to fit a result of shape {sums.shape}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools as ft
+import operator
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 from jaxtyping import Array, Shaped
@@ -18,8 +19,10 @@ from pytreemod.transform.vmap import filter_vmap
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import jtu
 
+_T = TypeVar("_T")
 
-def identity(x: Array) -> Array:
+
+def identity(x: _T) -> _T:
     """Return x: the default `final_activation` of an `MLP`."""
     return x
 
@@ -111,12 +114,8 @@ class MLP(Module):
         weight_init: Initializer | None = None,
         bias_init: Initializer | None = None,
     ):
-        self.in_size, self.out_size, self.width_size, self.depth = (
-            in_size,
-            out_size,
-            width_size,
-            depth,
-        )
+        self.in_size, self.out_size = in_size, out_size
+        self.width_size, self.depth = width_size, depth
         self.use_bias, self.use_final_bias = use_bias, use_final_bias
         sizes: list[Any] = [in_size, *[width_size] * depth, out_size]
         biases = [use_bias] * depth + [use_final_bias]
@@ -144,10 +143,6 @@ def _at(index: int, leaf: Any) -> Any:
     return leaf[index] if is_array(leaf) else leaf
 
 
-def _given(activation: Any) -> Any:
-    return activation
-
-
 def _is_function(activation: Any) -> bool:
     """Whether an activation is not a tree, and so has no parameters."""
     return jtu.all_leaves([activation])
@@ -159,7 +154,7 @@ def _copied(activation: Callable[..., Any], *sizes: int) -> Callable[..., Any]:
         return activation
     # From the inside out: the axis that is mapped last becomes the first.
     for size in reversed(sizes):
-        activation = filter_vmap(_given, in_axes=None, axis_size=size)(activation)
+        activation = filter_vmap(identity, in_axes=None, axis_size=size)(activation)
     return activation
 
 
@@ -169,11 +164,7 @@ def _activated(activation: Callable[..., Any], x: Array, by_neuron: bool = True)
         return activation(x)
 
     # A copy gets one number, which it may branch on; the other axes are examples, which share it.
-    mapped: Any = filter_vmap(_call) if by_neuron else _call
+    mapped: Any = filter_vmap(operator.call) if by_neuron else operator.call
     for _ in range(x.ndim - by_neuron):
         mapped = filter_vmap(mapped, in_axes=(None, 0))
     return mapped(activation, x)
-
-
-def _call(activation: Any, x: Array) -> Array:
-    return activation(x)

@@ -13,9 +13,9 @@ from jaxtyping import Array, Float
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.fields import field
 from pytreemod.module.ties import untie
-from pytreemod.nn.base import AnyArray, StatefulLayer, call_layer, layer_call, title, wide_dtype
+from pytreemod.nn.base import AnyArray, StatefulLayer, call_layer, layer_call, one_key, wide_dtype
 from pytreemod.nn.meshes import call_on_mesh
-from pytreemod.state.key_sources import InitKeys, KeyLike
+from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.tokens import StateIndex
 from pytreemod.state.values import State
 from pytreemod.tree.split_arrays import explicit_mesh
@@ -94,8 +94,8 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         self.num_power_iterations, self.eps, self.inference = num_power_iterations, eps, inference
         weight: Array = attrgetter(weight_name)(layer)
         if jnp.iscomplexobj(weight):
-            raise ArgumentError(title(self), "real weights", describe(weight))
-        keys = jax.random.split(next(key) if isinstance(key, InitKeys) else key)
+            raise ArgumentError("SpectralNorm", "real weights", describe(weight))
+        keys = jax.random.split(one_key(key))
         sizes = (weight.shape[0], weight.size // max(weight.shape[0], 1))
         dtype = wide_dtype(weight.dtype)
         u, v = (jax.random.normal(k, (n,), dtype) for k, n in zip(keys, sizes, strict=True))
@@ -105,7 +105,7 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         else:
             u, v = call_on_mesh(mesh, _power_iteration, weight, start, {}, None)
         if not isinstance(u, Tracer) and not u.any():
-            raise ArgumentError(f"{title(self)}: a weight of zeros cannot be normalized")
+            raise ArgumentError("SpectralNorm: a weight of zeros cannot be normalized")
         self.uv_index = StateIndex((u, v))
 
     def __call__(

@@ -1,8 +1,9 @@
 """Errors as they leave a transform: without the frames of this library's machinery.
 
 An error in a user's function under three transforms would show a dozen of our frames. They are
-taken out where an error leaves a transform. Frames of layers stay, because they say which layer;
-the environment variable `PYTREEMOD_TRACEBACK=full` keeps all.
+taken out where an error leaves a transform. Frames of layers stay, because they say which layer,
+but not those of what all layers share; the environment variable `PYTREEMOD_TRACEBACK=full` keeps
+all.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pytreemod.transform.runtime_checks import as_check_error
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
-_OURS = tuple(os.path.join(_PACKAGE, room, "") for room in ("transform", "tree", "module"))
+_MACHINERY = ("transform/", "tree/", "module/", "nn/base.py", "nn/meshes.py")
+_OURS = tuple(os.path.join(_PACKAGE, *part.split("/")) for part in _MACHINERY)
 
 
 def shortened(error: Exception) -> Exception:

@@ -81,18 +81,19 @@ def test_a_later_layer_follows_an_earlier_one():
 
 
 def test_a_stateful_layer_runs_on_a_state_of_its_own():
-    """`materialize` is inside the function that makes the model with its State."""
+    """`materialize` is where the model is made with its State, whose streams have no seed yet."""
 
     def make(key):
         dropout = nn.Lazy(lambda n: nn.Dropout(0.5, stream=pm.RngStream()))
-        model = nn.Sequential([lazy(4, key), nn.Lazy(nn.BatchNorm), dropout, nn.BatchNorm(4)])
-        return pm.materialize(model, X, pm.State(model).seed(key))
+        layers = [nn.Dropout(0.5, stream=pm.RngStream()), nn.Lazy(nn.BatchNorm), dropout]
+        model = nn.Sequential([lazy(4, key), *layers, nn.BatchNorm(4)])
+        return pm.materialize(model, X, pm.State(model))
 
     model, state = pm.make_with_state(make)(KEY)
     out, _ = model(X, state.seed(KEY))
 
     assert out.shape == (2, 4)
-    assert model[1].input_size == 4
+    assert model[2].input_size == 4
 
 
 def test_a_method_is_called():

@@ -8,7 +8,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import CheckError
+from pytreemod.errors import CheckError, ShapeError
 from tests.helpers.trees import ramp
 
 PACKAGE = str(Path(pm.__file__).parent)
@@ -75,6 +75,17 @@ def test_all_frames_may_be_kept(monkeypatch):
 
     assert any(name.startswith(f"{PACKAGE}/nn") for name in short)
     assert len(full) > len(short) + 6
+
+
+def test_a_wrong_shape_shows_the_formulas_of_layers():
+    """Not what all layers share: the checks, the State and the keys."""
+    net = nn.Sequential([nn.Linear(4, 2, key=jax.random.key(0))])
+    with pytest.raises(ShapeError, match="Linear") as caught:
+        pm.filter_jit(pm.filter_grad(lambda net: net(X).sum()))(net)
+    files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
+    ours = [name.removeprefix(PACKAGE) for name in files if name.startswith(PACKAGE)]
+
+    assert ours == ["/transform/jit.py", "/nn/sequential.py", "/nn/linear.py"]
 
 
 WAITING = {"jit": lambda f: f, "vmap": pm.filter_vmap, "compiled": lambda f: f.lower(X).compile()}
