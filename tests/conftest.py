@@ -52,15 +52,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # Before pytest deselects slow tests.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark nine of ten cases of a `sampled` test as slow, and move `long` tests to the front.
+    """Mark most cases of a `sampled` test as slow, and move `long` tests to the front.
 
     Cases are chosen by their order, so that all processes of a run choose the same ones.
     """
     seen: Counter[str] = Counter()
     for item in items:
-        if item.get_closest_marker("sampled"):
+        sampled = item.get_closest_marker("sampled")
+        if sampled and not item.get_closest_marker("slow"):
             grid = item.nodeid.partition("[")[0]
-            if seen[grid] % 10:
+            if seen[grid] % (*sampled.args, 10)[0]:
                 item.add_marker(pytest.mark.slow)
             seen[grid] += 1
     # A long test at the end of a run would make the other processes wait.

@@ -6,6 +6,9 @@ between them the model and its State are written to a file, and read again.
 """
 
 import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,17 +18,9 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from tests.helpers.comparing import assert_close
-from tests.laws.test_transforms_are_plain_jax import (
-    AROUND,
-    FORWARD_ALONE,
-    Both,
-    in_order,
-    in_vmap,
-    in_while,
-)
 
 # Slow: each program is compiled twice. (Five hundred were run on two versions of JAX.)
-PROGRAMS = 20
+PROGRAMS = 40
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +70,14 @@ class Trained(pm.Module):
 
     net: Net
     opt: pm.Optimizer
+
+
+@dataclass
+class Both:
+    """One step in both forms: from (model, state, x) and from (params, numbers, x)."""
+
+    ours: Callable[..., Any]
+    plain: Callable[..., Any]
 
 
 ADAM, SGD = optax.adam(1e-2), optax.sgd(0.1, momentum=0.9)
@@ -250,8 +253,151 @@ def resolved(_, __):
     return Both(ours, lambda p, n, x: (p, n, called(p["net"], x)))
 
 
-STEPS = [apply, counted, edited, trained, mapped, looked_at, resolved]
+def along(_, __):
+    """The derivative along a direction, by jvp or by the transposed vjp; and all of them."""
+
+    def ours(m, s, x):
+        y, dy = pm.filter_jvp(lambda net, x: net(x), (m.net, x), (None, jnp.ones(2)))
+        _, back = pm.filter_vjp(lambda x, net: net(x), x, m.net)
+        jacobian = pm.filter_jacfwd(lambda x, net: net(x))(x, m.net)
+        return m, s, y + 0.1 * dy + 0.1 * back(jnp.ones(2))[0] + 0.1 * jnp.sum(jacobian, 0)
+
+    def plain(p, n, x):
+        call = lambda x: called(p["net"], x)  # noqa: E731
+        y, dy = jax.jvp(call, (x,), (jnp.ones(2),))
+        # The transposed product is the sum of the Jacobian's rows.
+        return p, n, y + 0.1 * dy + 0.2 * jax.vjp(call, x)[1](jnp.ones(2))[0]
+
+    return Both(ours, plain)
+
+
+def folded(_, __):
+    """A scan over members of a stacked model, whose values are used and not kept."""
+
+    def ours(m, s, x):
+        nets = pm.stack([m.net, jax.tree.map(lambda w: 0.5 * w, m.net)])
+        return m, s, pm.filter_scan(lambda x, net: (net(x), None), x, nets)[0]
+
+    def plain(p, n, x):
+        return p, n, called(jax.tree.map(lambda w: 0.5 * w, p["net"]), called(p["net"], x))
+
+    return Both(ours, plain)
+
+
+# ---- transforms around a step
+
+
+def in_jit(step, _):
+    return Both(pm.filter_jit(step.ours), jax.jit(step.plain))
+
+
+def in_checkpoint(step, _):
+    return Both(pm.filter_checkpoint(step.ours), jax.checkpoint(step.plain))
+
+
+def in_scan(step, draw):
+    length = draw.randint(1, 3)
+
+    def ours(*values):
+        return pm.filter_scan(lambda c, _: (step.ours(*c), None), values, length=length)[0]
+
+    def plain(*values):
+        return jax.lax.scan(lambda c, _: (step.plain(*c), None), values, length=length)[0]
+
+    return Both(ours, plain)
+
+
+def in_fori(step, draw):
+    count = draw.randint(0, 2)
+    return Both(
+        lambda *v: pm.filter_fori_loop(0, count, lambda _, v: step.ours(*v), v),
+        lambda *v: jax.lax.fori_loop(0, count, lambda _, v: step.plain(*v), v),
+    )
+
+
+def in_while(step, _):
+    def ours(*v):
+        def body(c):
+            return c[0] + 1, step.ours(*c[1])
+
+        return pm.filter_while_loop(lambda c: c[0] < 2, body, (0, v))[1]
+
+    def plain(*v):
+        return jax.lax.while_loop(
+            lambda c: c[0] < 2, lambda c: (c[0] + 1, step.plain(*c[1])), (0, v)
+        )[1]
+
+    return Both(ours, plain)
+
+
+def in_cond(step, _):
+    return Both(
+        lambda m, s, x: pm.filter_cond(x[0] > 0, step.ours, lambda *v: v, m, s, x),
+        lambda p, n, x: jax.lax.cond(x[0] > 0, step.plain, lambda *v: v, p, n, x),
+    )
+
+
+def in_switch(step, draw):
+    index = draw.randint(-1, 2)
+    return Both(
+        lambda *v: pm.filter_switch(jnp.asarray(index), [step.ours, lambda *v: v], *v),
+        lambda *v: jax.lax.switch(jnp.asarray(index), [step.plain, lambda *v: v], *v),
+    )
+
+
+def in_value_and_grad(step, _):
+    """The step inside a loss: what it returns comes out as aux, and the gradient moves x."""
+
+    def ours(m, s, x):
+        def loss(x, m, s):
+            m, s, y = step.ours(m, s, x)
+            return jnp.sum(y**2), (m, s, y)
+
+        (_, (m, s, y)), g = pm.filter_value_and_grad(loss, has_aux=True)(x, m, s)
+        return m, s, y - 0.1 * g
+
+    def plain(p, n, x):
+        def loss(x):
+            p2, n2, y = step.plain(p, n, x)
+            return jnp.sum(y**2), (p2, n2, y)
+
+        (_, (p2, n2, y)), g = jax.value_and_grad(loss, has_aux=True)(x)
+        return p2, n2, y - 0.1 * g
+
+    return Both(ours, plain)
+
+
+def in_vmap(step, _):
+    """The step for three vectors with one model; each member counts, and the first is kept."""
+
+    def ours(m, s, x):
+        run = pm.filter_vmap(step.ours, in_axes=(None, None, 0))
+        return jax.tree.map(lambda leaf: leaf[0], run(m, s, jnp.stack([x, -x, 2 * x])))
+
+    def plain(p, n, x):
+        run = jax.vmap(step.plain, in_axes=(None, None, 0))
+        return jax.tree.map(lambda leaf: leaf[0], run(p, n, jnp.stack([x, -x, 2 * x])))
+
+    return Both(ours, plain)
+
+
+STEPS = [apply, counted, edited, trained, mapped, along, folded, looked_at, resolved]
+AROUND = [in_jit, in_checkpoint, in_scan, in_fori, in_cond, in_switch, in_value_and_grad, in_vmap]
+# Reverse mode does not pass a loop with a condition.
+FORWARD_ALONE = [in_while, in_fori]
 INNER = [wrap for wrap in AROUND if wrap not in FORWARD_ALONE]
+
+
+def in_order(steps):
+    def run(kind):
+        def call(*values):
+            for step in steps:
+                values = getattr(step, kind)(*values)
+            return values
+
+        return call
+
+    return Both(run("ours"), run("plain"))
 
 
 def drawn(draw, depth, is_differentiated=False, is_mapped=False):

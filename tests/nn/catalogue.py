@@ -5,12 +5,13 @@ Eight devices divide all sizes, so the laws on meshes need no other catalogue.
 
 import functools as ft
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import pytreemod as pm
 from pytreemod import nn
@@ -77,6 +78,17 @@ def _filled(mean: float, leaf: jax.ShapeDtypeStruct) -> jax.Array:
     return jnp.asarray(
         values if jnp.issubdtype(leaf.dtype, jnp.floating) else 0 * values, leaf.dtype
     )
+
+
+def as_parameters(entries: Iterable[Any], name: Callable[[Any], str] = lambda entry: entry.name):
+    """One entry of each class for every run; its other forms, named after it, in the slow one."""
+    met, found = set(), []
+    for entry in entries:
+        kind = name(entry).split()[0]
+        marks = [pytest.mark.slow] if kind in met else []
+        met.add(kind)
+        found.append(pytest.param(entry, id=name(entry), marks=marks))
+    return found
 
 
 def flatten(x):

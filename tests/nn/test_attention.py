@@ -18,6 +18,12 @@ def make(*args, **options):
     return nn.MultiheadAttention(*(args or (2, 4)), **options, key=KEY)
 
 
+@pm.filter_jit
+def call(layer, *args, **options):
+    """A call, compiled as one: operation by operation takes ten times as long."""
+    return layer(*args, **options)
+
+
 # ---- the formula
 
 
@@ -68,7 +74,7 @@ def test_it_is_the_formula_of_its_paper(kv_heads, causal, window, masked, implem
     mask = mask | np.eye(5, dtype=bool)
     given = {"mask": jnp.asarray(mask)} if masked else {}
 
-    found = layer(jnp.asarray(x), bias=jnp.asarray(bias)[None], **given)
+    found = call(layer, jnp.asarray(x), bias=jnp.asarray(bias)[None], **given)
 
     assert_close(found, by_hand(layer, x, allowed_places(mask, causal, window), bias))
 
@@ -91,29 +97,33 @@ def test_masks_for_all_for_heads_and_for_examples():
     layer, x = make(), jnp.asarray(wave(3, 5, 4))
     mask = np.asarray(wave(3, 2, 5, 5) > -1) | np.eye(5, dtype=bool)
 
-    assert_close(layer(x, x, x, mask), jax.vmap(layer)(x, x, x, mask))
-    same = jnp.stack([layer(x[i], mask=mask[0]) for i in range(3)])
-    assert_close(layer(x, mask=mask[:1]), same)
-    assert_close(layer(x, mask=mask[0, 0])[1], layer(x[1], mask=jnp.asarray([mask[0, 0]] * 2)))
+    assert_close(call(layer, x, x, x, mask), jax.vmap(layer)(x, x, x, mask))
+    same = jnp.stack([call(layer, x[i], mask=mask[0]) for i in range(3)])
+    assert_close(call(layer, x, mask=mask[:1]), same)
+    assert_close(
+        call(layer, x, mask=mask[0, 0])[1], call(layer, x[1], mask=jnp.asarray([mask[0, 0]] * 2))
+    )
     xla = layer.replace(implementation="xla")
     for part in (mask, mask[:, :1], mask[:1], mask[0, 0]):
-        assert_close(xla(x, mask=part, is_causal=True), layer(x, mask=part, is_causal=True))
+        assert_close(
+            call(xla, x, mask=part, is_causal=True), call(layer, x, mask=part, is_causal=True)
+        )
 
 
 def test_a_bias_is_an_array_or_a_function_of_positions():
     """A very negative one hides the same as a mask."""
     layer, x = make(), jnp.asarray(wave(3, 5, 4))
     hidden = np.triu(np.full((5, 5), -1e9, "f4"), 1)
-    expected = make(2, 4, is_causal=True)(x)
+    expected = call(make(2, 4, is_causal=True), x)
 
     def by_places(query, key):
         return jnp.where(key[None] > query[:, None], -1e9, 0.0)
 
-    assert_close(layer(x, is_causal=True), expected)
-    assert_close(layer(x, bias=hidden), expected)
-    assert_close(layer(x, bias=by_places), expected)
-    assert_close(layer(x, bias=lambda q, k: by_places(q, k)[None]), expected)
-    assert_close(layer(x, bias=np.broadcast_to(hidden, (3, 1, 5, 5))), expected)
+    assert_close(call(layer, x, is_causal=True), expected)
+    assert_close(call(layer, x, bias=hidden), expected)
+    assert_close(call(layer, x, bias=by_places), expected)
+    assert_close(call(layer, x, bias=lambda q, k: by_places(q, k)[None]), expected)
+    assert_close(call(layer, x, bias=np.broadcast_to(hidden, (3, 1, 5, 5))), expected)
 
 
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.int32])
@@ -121,12 +131,12 @@ def test_lengths_hide_what_fills_up(dtype):
     """Of any integers: positions had their dtype, and some after the end were seen."""
     layer, x = make(4, 8, num_kv_heads=2), jnp.asarray(wave(2, 300, 8))
     lengths = jnp.array([3, 100], dtype)
-    found = layer(x, lengths=lengths)
+    found = call(layer, x, lengths=lengths)
 
     for i, n in enumerate((3, 100)):
-        assert_close(found[i, :n], layer(x[i, :n]))
-    assert_close(layer(x, mask=jnp.ones((300, 300), bool), lengths=lengths), found)
-    assert_close(layer(x[:, :50], lengths=lengths)[1], layer(x[1, :50]))
+        assert_close(found[i, :n], call(layer, x[i, :n]))
+    assert_close(call(layer, x, mask=jnp.ones((300, 300), bool), lengths=lengths), found)
+    assert_close(call(layer, x[:, :50], lengths=lengths)[1], call(layer, x[1, :50]))
 
 
 def test_what_is_masked_makes_no_difference():
@@ -135,25 +145,28 @@ def test_what_is_masked_makes_no_difference():
     mask = np.ones((5, 5), bool)
     mask[:, -1] = False
 
+    @jax.jit
     def loss(keys):
         return jnp.sum(layer(x, keys, mask=mask))
 
     other = x.at[-1].add(9)
     assert loss(x) == loss(other)
-    assert jax.grad(loss)(x).tolist() == jax.grad(loss)(other).tolist()
-    assert not jax.grad(loss)(x)[-1].any()
+    grad = jax.jit(jax.grad(loss))
+    assert grad(x).tolist() == grad(other).tolist()
+    assert not grad(x)[-1].any()
 
 
 def test_a_query_that_may_see_nothing_sees_all_alike():
     """And nothing is NaN, the gradient neither."""
     layer, x = make(), jnp.asarray(wave(5, 4))
 
-    def call(x):
+    @jax.jit
+    def seen(x):
         return layer(x, mask=jnp.zeros((5, 5), bool))
 
     mean = layer.output_proj(layer.value_proj(x).mean(0))
-    assert_close(call(x), jnp.broadcast_to(mean, (5, 4)))
-    assert np.isfinite(jax.grad(lambda x: call(x).sum())(x)).all()
+    assert_close(seen(x), jnp.broadcast_to(mean, (5, 4)))
+    assert np.isfinite(jax.jit(jax.grad(lambda x: seen(x).sum()))(x)).all()
 
 
 # ---- heads
@@ -186,8 +199,13 @@ def test_queries_and_keys_are_normalized_by_heads(name):
     layer(x, process_heads=lambda *heads: (found.extend(heads), heads)[1])
 
     assert_close((found[0] ** 2).mean(-1), np.ones((5, 2)), rtol=2e-2)
-    assert_close(layer(100 * x, 100 * x, value), layer(10 * x, 10 * x, value), rtol=1e-2, atol=1e-3)
-    assert not np.allclose(layer(x), layer.replace(rotary=None)(x))
+    assert_close(
+        call(layer, 100 * x, 100 * x, value),
+        call(layer, 10 * x, 10 * x, value),
+        rtol=1e-2,
+        atol=1e-3,
+    )
+    assert not np.allclose(call(layer, x), call(layer.replace(rotary=None), x))
 
 
 # ---- dropout

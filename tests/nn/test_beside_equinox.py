@@ -3,6 +3,8 @@
 The same key gives the same first weights, so nothing is copied.
 """
 
+import dataclasses
+
 import equinox
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 import pytreemod as pm
 from pytreemod import nn
 from tests.nn.both_libraries import LAYERS
+from tests.nn.catalogue import as_parameters
 from tests.nn.numbers_to_compare import assert_close, wave
 
 
@@ -29,22 +32,35 @@ def value_and_gradients(layer, is_array, partition, combine, inputs):
     return out, {keystr(path): leaf for path, leaf in tree_leaves_with_path(gradients)}
 
 
-@pytest.mark.parametrize("name", [name for name, (_, *inputs) in LAYERS.items() if inputs])
+def configuration(layer):
+    """The flags, sizes and words in the fields that Equinox's class has."""
+    fields = dataclasses.fields(getattr(equinox.nn, type(layer).__name__))
+    # MLP(scan=) is not here: a Stack does that.
+    values = {f.name: getattr(layer, f.name) for f in fields if f.name not in ("scan", "layers")}
+    return {
+        name: x for name, x in values.items() if isinstance(x, bool | int | float | str | tuple)
+    }
+
+
+CALLED = [name for name, (_, *inputs) in LAYERS.items() if inputs]
+
+
+@pytest.mark.parametrize("name", as_parameters(CALLED, str))
+@pytest.mark.sampled(4)
 def test_value_and_gradients_are_equinoxs(name, key):
-    """Of the weights, which have the same paths, and of the inputs."""
+    """Of the weights, which have the same paths, and of the inputs; and all sizes and flags are."""
     make, *inputs = LAYERS[name]
+    layer = make(nn, key)
     out, gradients = value_and_gradients(
-        make(nn, key), pm.is_inexact_array, pm.partition, pm.combine, inputs
+        layer, pm.is_inexact_array, pm.partition, pm.combine, inputs
     )
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        equinoxs = make(equinox.nn, key)
         expected, theirs = value_and_gradients(
-            make(equinox.nn, key),
-            equinox.is_inexact_array,
-            equinox.partition,
-            equinox.combine,
-            inputs,
+            equinoxs, equinox.is_inexact_array, equinox.partition, equinox.combine, inputs
         )
 
+    assert configuration(layer) == configuration(equinoxs)
     jax.tree.map(assert_close, out, expected)
     assert gradients.keys() == theirs.keys()
     for path, gradient in gradients.items():

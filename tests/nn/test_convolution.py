@@ -95,6 +95,7 @@ def test_it_is_the_transpose_of_a_convolution(key, padding):
     ],
     ids=["batch", "two axes and channels", "vmap"],
 )
+@pytest.mark.sampled(4)
 def test_gradients_on_a_mesh_are_those_of_one_device(key, groups, batch, spec, over):
     """XLA multiplies those of grouped weights by the size of a mesh axis without a batch."""
     layer, x = nn.Conv1d(8, 8, 3, groups=groups, key=key), jnp.asarray(wave(*batch, 8, 4))
@@ -103,5 +104,5 @@ def test_gradients_on_a_mesh_are_those_of_one_device(key, groups, batch, spec, o
         return jnp.sum(jnp.sin(over(layer)(x)))
 
     split = jax.device_put((layer, x), (on(mesh=EXPLICIT), on(*spec, mesh=EXPLICIT)))
-    found, expected = jax.jit(jax.grad(loss))(*split), jax.grad(loss)(layer, x)
+    found, expected = jax.jit(jax.grad(loss))(*split), jax.jit(jax.grad(loss))(layer, x)
     jax.tree.map(assert_close, found, expected)

@@ -27,6 +27,12 @@ def go_on(layer, x, state, lengths=None, bias=None):
     return layer(x, state=state, lengths=lengths, bias=bias)
 
 
+@pm.filter_jit
+def whole(layer, x, bias=None):
+    """A call for all positions at once."""
+    return layer(x, bias=bias)
+
+
 def by_parts(layer, state, x, counts, **options):
     """The output at all positions, for parts of a given length."""
     outs, first = [], 0
@@ -66,7 +72,7 @@ def test_what_goes_on_finds_what_the_whole_finds(name, batch, bias):
     x = jnp.asarray(wave(*batch, 6, 8))
 
     found, _ = by_parts(layer, state, x, (3, 1, 2), bias=bias)
-    assert_close(found, layer(x, bias=bias))
+    assert_close(found, whole(layer, x, bias))
 
 
 @pytest.mark.slow
@@ -87,7 +93,7 @@ def test_sequences_of_different_lengths_go_on_each_by_itself(window):
 
     assert [len(row) for row in found] == [6, 2, 5]
     for row, sequence in zip(found, x, strict=True):
-        assert_close(jnp.stack(row), layer(sequence[: len(row)]))
+        assert_close(jnp.stack(row), whole(layer, sequence[: len(row)]))
 
 
 # ---- a full cache
@@ -103,14 +109,14 @@ def test_a_full_cache_gives_nan_from_where_there_is_no_room(batch, counts, windo
     x = jnp.asarray(wave(*batch, 9, 8))
     found, _ = by_parts(layer, state, x, counts)
 
-    assert_close(found[..., :6, :], layer(x)[..., :6, :])
+    assert_close(found[..., :6, :], whole(layer, x)[..., :6, :])
     assert np.isnan(found[..., 6:, :]).all()
 
 
 def test_a_full_cache_is_an_error_where_that_is_known():
     """Outside of compiled code, and for a chunk that is longer than any cache."""
     layer, state = make()
-    _, state = layer(jnp.ones((5, 8)), state=state)
+    _, state = go_on(layer, jnp.ones((5, 8)), state)
     with pytest.raises(StateError, match="6 positions"):
         layer(jnp.ones((2, 8)), state=state.restored())
     with pytest.raises(StateError, match="6 positions"):
@@ -125,7 +131,7 @@ def test_a_window_never_is_full(counts):
     x = jnp.asarray(wave(9, 8))
     found, state = by_parts(layer, state, x, counts)
 
-    assert_close(found, layer(x))
+    assert_close(found, whole(layer, x))
     assert state.get(layer.cache)[0].shape == (2, 3, 2)
 
 
@@ -141,7 +147,7 @@ def test_a_window_that_is_changed_on_a_cache_gives_no_wrong_answer(window, was):
 
     assert right.any()
     # The first two positions were seen as they are, so one layer is the whole of it.
-    assert_close(found[right], layer(x)[2:][right])
+    assert_close(found[right], whole(layer, x)[2:][right])
 
 
 # ---- loops, containers, dtypes
@@ -162,7 +168,7 @@ def test_a_loop_of_steps_is_one_trace():
         return pm.filter_scan(step, state, x)
 
     _, found = read(layer, x + 0, state)
-    assert_close(found, layer(x))
+    assert_close(found, whole(layer, x))
     assert len(traces) == 1
 
 
@@ -177,12 +183,13 @@ def test_each_layer_of_a_stack_has_a_cache(change):
     elif change == "quantize":
         stack = pm.quantize(stack, "int8")
     x = jnp.asarray(wave(2, 5, 8))
-    whole = stack(x)
+    expected = jax.jit(lambda stack, x: stack(x))(stack, x)
     state = nn.reset_cache(stack, state, batch=2)
-    first, state = stack(x[:, :4], state)
-    second, state = stack(x[:, 4:], state)
+    call = pm.filter_jit(lambda stack, x, state: stack(x, state))
+    first, state = call(stack, x[:, :4], state)
+    second, state = call(stack, x[:, 4:], state)
 
-    assert_close(jnp.concatenate([first, second], 1), whole, rtol=1e-4)
+    assert_close(jnp.concatenate([first, second], 1), expected, rtol=1e-4)
     assert state.get(stack.layer.cache)[0].shape == (3, 2, 4, 6, 2)
 
 

@@ -7,20 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.nn.catalogue import CATALOGUE
+from tests.nn.catalogue import CATALOGUE, as_parameters
 from tests.nn.numbers_to_compare import assert_close
-
-
-def as_parameters(entries):
-    """One entry of each class for every run; its other forms, named after it, in the slow one."""
-    met, found = set(), []
-    for entry in entries:
-        kind = entry.name.split()[0]
-        marks = [pytest.mark.slow] if kind in met else []
-        met.add(kind)
-        found.append(pytest.param(entry, id=entry.name, marks=marks))
-    return found
-
 
 every_layer = pytest.mark.parametrize("entry", as_parameters(CATALOGUE))
 
@@ -95,6 +83,7 @@ def test_gradient_is_a_layer_that_points_downhill(entry):
 
 
 @pytest.mark.parametrize("entry", as_parameters(STATEFUL))
+@pytest.mark.sampled(4)
 def test_scan_carries_a_layer(entry):
     """lax.scan with (layer, state) as carry equals a loop in Python."""
 
@@ -130,6 +119,7 @@ def mapped_over(layer, batch):
 
 
 @pytest.mark.parametrize("entry", as_parameters(BATCHED))
+@pytest.mark.sampled(4)
 def test_leading_axes_are_batch_axes(entry):
     """layer(batch) == vmap(layer)(batch), for three leading axes at once, and for no examples."""
     layer, _ = entry.build()
@@ -166,6 +156,7 @@ def assert_near(found, expected):
 
 
 @pytest.mark.parametrize("entry", as_parameters(WEIGHTED))
+@pytest.mark.sampled(4)
 def test_half_precision_gives_half_precision(entry):
     """Of weights and input in bfloat16, as near to float32 as its digits allow."""
     layer, x = halved(entry.build()[0]), halved(jnp.asarray(entry.x))

@@ -1,9 +1,7 @@
-"""Layers: the same weights give the same numbers, under the same names and signatures."""
+"""Layers with State, keys and functions; `tests/nn/test_beside_equinox.py` has all the others."""
 
-import dataclasses
 from typing import Any
 
-import equinox
 import equinox.nn._embedding as equinox_embedding
 import jax
 import jax.numpy as jnp
@@ -31,117 +29,6 @@ def described(layer, names=""):
     arrays = [leaf for leaf in jax.tree.leaves(layer) if isinstance(leaf, jax.Array)]
     shapes = dict(zip(array_paths(layer), [a.shape for a in arrays], strict=True))
     return shapes, {name: getattr(layer, name) for name in names.split()}
-
-
-def configuration(layer):
-    """The flags, sizes and words in the fields that Equinox's class has."""
-    fields = dataclasses.fields(getattr(equinox.nn, type(layer).__name__))
-    # MLP(scan=) is not here: a Stack does that.
-    values = {f.name: getattr(layer, f.name) for f in fields if f.name != "scan"}
-    return {name: x for name, x in values.items() if isinstance(x, (bool, int, float, str, tuple))}
-
-
-SAME = {"padding": "SAME"}
-F16 = {"dtype": jnp.float16}
-
-# The class, its arguments, its options, and the shape of an input.
-LAYERS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = {
-    "Linear": ("Linear", (3, 2), {}, (3,)),
-    "Linear without bias": ("Linear", (3, 2, False), {}, (3,)),
-    "Linear from a scalar": ("Linear", ("scalar", 2), {}, ()),
-    "Linear to a scalar": ("Linear", (3, "scalar"), {}, (3,)),
-    "Linear in half precision": ("Linear", (3, 2), F16, (3,)),
-    "Conv1d": ("Conv1d", (2, 3, 2), {}, (2, 5)),
-    "Conv2d": ("Conv2d", (2, 3, 3), {}, (2, 5, 6)),
-    "Conv3d": ("Conv3d", (1, 2, 2), {}, (1, 3, 4, 3)),
-    "Conv by position": ("Conv2d", (2, 3, 3, 2, 1), {}, (2, 5, 6)),
-    "Conv with sizes": ("Conv2d", (2, 3, (1, 3)), {"stride": (2, 1)}, (2, 5, 6)),
-    "Conv padded": ("Conv2d", (2, 3, 3), {"padding": ((0, 1), (2, 0))}, (2, 5, 6)),
-    "Conv same": ("Conv2d", (2, 3, 3), {**SAME, "stride": 2}, (2, 5, 6)),
-    "Conv same lower": ("Conv2d", (2, 3, 3), {"padding": "SAME_LOWER", "stride": 2}, (2, 5, 6)),
-    "Conv dilated": ("Conv2d", (2, 3, 3), {"dilation": 2, "use_bias": False}, (2, 5, 6)),
-    "Conv in groups": ("Conv2d", (4, 6, 2), {"groups": 2}, (4, 4, 4)),
-    "Conv by depth": ("Conv1d", (3, 3, 2), {"groups": 3}, (3, 5)),
-    "Conv reflected": ("Conv2d", (2, 3, 3), {"padding": 1, "padding_mode": "reflect"}, (2, 5, 6)),
-    "Conv replicated": (
-        "Conv2d",
-        (2, 3, 3),
-        {"padding": 1, "padding_mode": "REPLICATE"},
-        (2, 5, 6),
-    ),
-    "Conv around": ("Conv1d", (1, 2, 3), {"padding": 1, "padding_mode": "CIRCULAR"}, (1, 4)),
-    "ConvTranspose": ("ConvTranspose", (2, 2, 3, 3, 2, 1, 1), {}, (2, 3, 2)),
-    "ConvTranspose1d": ("ConvTranspose1d", (2, 3, 2, 2, 1), {"use_bias": False}, (2, 5)),
-    "ConvTranspose2d": ("ConvTranspose2d", (2, 3, (3, 2), 3, (2, 1), 1), {}, (2, 3, 2)),
-    "ConvTranspose3d": ("ConvTranspose3d", (1, 2, 2), {}, (1, 2, 3, 2)),
-    "transposed same": ("ConvTranspose1d", (2, 3, 4, 2, 1), SAME, (2, 5)),
-    "transposed same lower": (
-        "ConvTranspose1d",
-        (2, 3, 4),
-        {"padding": "SAME_LOWER", "stride": 3},
-        (2, 5),
-    ),
-    "transposed, larger strides": ("ConvTranspose1d", (2, 3, 1, 3), SAME, (2, 5)),
-    "transposed, dilated": ("ConvTranspose2d", (2, 3, 3), {"dilation": (2, 3)}, (2, 3, 2)),
-    "transposed in groups": ("ConvTranspose2d", (4, 6, 2), {"groups": 2}, (4, 3, 2)),
-    "transposed around": (
-        "ConvTranspose1d",
-        (2, 3, 4, 2),
-        {**SAME, "padding_mode": "circular"},
-        (2, 3),
-    ),
-    "MaxPool": ("MaxPool2d", (3, 2, 1, True), {}, (1, 6, 6)),
-    "MaxPool with sizes": ("MaxPool2d", ((1, 3),), {"stride": (2, 1)}, (2, 5, 6)),
-    "MaxPool padded": ("MaxPool2d", (3,), {"padding": ((0, 1), (1, 0))}, (1, 5, 5)),
-    "AvgPool": ("AvgPool2d", (2,), {}, (2, 5, 6)),
-    "AvgPool padded": ("AvgPool2d", (3,), {"stride": 2, "padding": 1}, (1, 5, 5)),
-    "AvgPool rounded up": ("AvgPool2d", (2,), {"stride": 2, "use_ceil": True}, (1, 5, 7)),
-    "AdaptiveAvgPool": ("AdaptiveAvgPool2d", (2,), {}, (2, 4, 5)),
-    "AdaptiveMaxPool": ("AdaptiveMaxPool2d", ((3, 2),), {}, (1, 7, 2)),
-    "AdaptivePool": ("AdaptivePool", (2, 2, jnp.median), {}, (1, 7, 5)),
-    "RMSNorm": ("RMSNorm", ((2, 3),), {"eps": 0.1}, (2, 3)),
-    "RMSNorm without weights": ("RMSNorm", (4, 1e-5, False, False), {}, (4,)),
-    "LayerNorm": ("LayerNorm", (4,), {}, (4,)),
-    "LayerNorm of two axes": ("LayerNorm", ((2, 3),), {"eps": 0.1, "use_bias": False}, (2, 3)),
-    "LayerNorm of a number": ("LayerNorm", ((),), {"use_weight": False}, ()),
-    "LayerNorm in half precision": ("LayerNorm", (4,), F16, (4,)),
-    "GroupNorm": ("GroupNorm", (2, 4), {}, (4, 2, 3)),
-    "GroupNorm of one": ("GroupNorm", (1, 3, 0.1), {}, (3, 2)),
-    "GroupNorm of vectors": ("GroupNorm", (2, 4), F16, (4,)),
-    "GroupNorm without weights": ("GroupNorm", (2,), {"channelwise_affine": False}, (4, 3)),
-    "MLP": ("MLP", (2, 3, 4, 2), {}, (2,)),
-    "MLP without layers between": ("MLP", (2, 3, 4, 0), {}, (2,)),
-    "MLP with functions": (
-        "MLP",
-        (2, 3, 4, 2),
-        {"activation": lambda x: x**2, "final_activation": jax.nn.softplus},
-        (2,),
-    ),
-    "MLP without biases": ("MLP", (2, 3, 4, 2), {"use_bias": False, "use_final_bias": False}, (2,)),
-    "MLP of scalars": ("MLP", ("scalar", "scalar", 4, 1), {}, ()),
-    "MLP in half precision": ("MLP", (2, 3, 4, 1), F16, (2,)),
-}
-
-
-@pytest.mark.parametrize("case", LAYERS)
-@pytest.mark.sampled
-@same_under_both_imports
-def test_layers(eqx, case):
-    """The same first weights, output, paths, shapes and configuration."""
-    name, args, options, shape = LAYERS[case]
-    drawn = {} if name.endswith(("Norm", "Pool2d", "Pool")) else {"key": key()}
-    fresh = getattr(eqx.nn, name)(*args, **options, **drawn)
-    layer = with_known_weights(fresh)
-    x = jnp.sin(9 * ramp(*shape)).astype(options.get("dtype", jnp.float32))
-    weights = jax.tree.leaves(eqx.filter(fresh, eqx.is_array))
-    return weights, layer(x), layer(x, key=key()), described(layer), configuration(layer)
-
-
-@same_under_both_imports
-def test_prelu(eqx):
-    """One slope, or one for each entry of the last axis."""
-    layers = [eqx.nn.PReLU(), eqx.nn.PReLU(ramp(3))]
-    return [(layer(ramp(2, 3) - 0.4), array_paths(layer)) for layer in layers]
 
 
 @same_under_both_imports
@@ -183,34 +70,6 @@ def test_mlp_with_activations_that_are_learnt(eqx, out_size):
         described(model),
         jax.tree.leaves(found),
     )
-
-
-RECURRENT = {
-    "GRU": ("GRUCell", (3, 2), {}),
-    "GRU without biases": ("GRUCell", (3, 2), {"use_bias": False}),
-    "GRU in half precision": ("GRUCell", (3, 2), {"dtype": jnp.float16}),
-    "LSTM": ("LSTMCell", (3, 2), {}),
-    "LSTM without bias": ("LSTMCell", (3, 2, False), {}),
-}
-
-
-@pytest.mark.parametrize("case", RECURRENT)
-@same_under_both_imports
-def test_recurrent_cells(eqx, case):
-    """One step, and several by a scan, with the first values of the same key."""
-    name, args, options = RECURRENT[case]
-    fresh = getattr(eqx.nn, name)(*args, **options, key=key(3))
-    dtype = options.get("dtype", jnp.float32)
-    hidden = ramp(args[1]).astype(dtype)
-    start = hidden if name == "GRUCell" else (hidden, hidden / 2)
-    xs = jnp.sin(5 * ramp(4, args[0])).astype(dtype)
-
-    def run(cell):
-        return jax.lax.scan(lambda carry, x: (cell(x, carry),) * 2, start, xs)
-
-    names = "input_size hidden_size use_bias"
-    known = with_known_weights(fresh)
-    return fresh(xs[0], start), known(xs[0], start, key=key()), run(known), described(fresh, names)
 
 
 ROTARY = {
@@ -355,21 +214,6 @@ def test_dropout_that_drops_nothing_or_all(eqx):
         caught(lambda: eqx.nn.Dropout(0.5)(x), about="key"),
         eqx.nn.Dropout().p,
     ]
-
-
-@same_under_both_imports
-def test_embedding(eqx):
-    """A row of the table, made at random or given."""
-    layer = with_known_weights(eqx.nn.Embedding(5, 3, key=key()))
-    given = eqx.nn.Embedding(weight=ramp(4, 2))
-    names = "num_embeddings embedding_size"
-    many = jax.vmap(layer)(jnp.array([0, 4, 4], jnp.int32))
-    return (
-        layer(jnp.int32(2)),
-        many,
-        given(jnp.int32(1)),
-        [described(layer, names), described(given, names), layer(jnp.int32(3))],
-    )
 
 
 @same_under_both_imports
