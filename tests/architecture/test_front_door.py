@@ -35,6 +35,7 @@ def test_only_public_names_are_shown():
 
 
 @pytest.mark.parametrize("name", ["constraints", "debug", "nn", "select", "testing"])
+@pytest.mark.sampled
 def test_a_part_may_be_imported(name):
     """`from pytreemod.constraints import positive`, before anything else has loaded it."""
     program = f"import pytreemod.{name}, pytreemod; print(pytreemod.{name}.__name__)"

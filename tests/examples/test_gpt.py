@@ -28,7 +28,7 @@ def test_it_learns_and_goes_on(program, tmp_path, capsys, monkeypatch):
     assert found < 8.1
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("name", [pytest.param("adamw", marks=pytest.mark.slow), "muon"])
 def test_each_optimizer_takes_a_step(program, name):
     """Muon has the matrices of the blocks, layer by layer; Adam has the others."""
     model, _ = pm.make_with_state(program.make_gpt)(8, 2, 2, 8, key=jax.random.key(0))

@@ -115,6 +115,7 @@ def on_one_device(case: str) -> Any:
 # The mode in which fewest can go wrong runs with the slow tests.
 @pytest.mark.parametrize("mode", [pytest.param("data", marks=pytest.mark.slow), "fsdp", "tensor"])
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(3)
 def test_training_on_a_mesh_is_training_on_one_device(case: str, mode: str):
     """To rounding; shardings after the steps are the same as before."""
     rules, batch = MODES[mode]

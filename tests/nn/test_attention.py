@@ -127,6 +127,7 @@ def test_a_bias_is_an_array_or_a_function_of_positions():
 
 
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.int32])
+@pytest.mark.sampled
 def test_lengths_hide_what_fills_up(dtype):
     """Of any integers: positions had their dtype, and some after the end were seen."""
     layer, x = make(4, 8, num_kv_heads=2), jnp.asarray(wave(2, 300, 8))
@@ -189,6 +190,7 @@ def test_heads_may_be_processed():
 
 
 @pytest.mark.parametrize("name", ["rms", "layer"])
+@pytest.mark.sampled
 def test_queries_and_keys_are_normalized_by_heads(name):
     """Then rotated: the magnitude of the input makes no difference."""
     layer = make(2, 8, qk_norm=name, rotary=nn.RotaryPositionalEmbedding(4))

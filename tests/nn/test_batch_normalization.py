@@ -37,6 +37,7 @@ def set_weights(layer):
     ("momentum", "affine", "shape"),
     [(0.0, True, (4, 3, 2)), (0.8, False, (4, 3, 2)), (1.0, True, (4, 3, 2)), (0.5, True, (1, 3))],
 )
+@pytest.mark.sampled(4)
 def test_training_is_the_formula(momentum, affine, shape, axis_name):
     """Running statistics move by the batch's mean and its unbiased variance; of one value, zero."""
     make = nn.make_with_state(nn.BatchNorm)

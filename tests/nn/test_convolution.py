@@ -73,6 +73,7 @@ def test_around_a_circle_nothing_is_cut_off(key, padding, stride, taps):
 
 
 @pytest.mark.parametrize("padding", ["SAME", "SAME_LOWER", "VALID", ((1, 2),)], ids=str)
+@pytest.mark.sampled
 def test_it_is_the_transpose_of_a_convolution(key, padding):
     """With channels and taps swapped, it equals JAX's transpose of the other layer."""
     down = nn.Conv1d(2, 3, 4, 2, padding, use_bias=False, key=key)

@@ -78,6 +78,7 @@ def test_streams_under_vmap():
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+@pytest.mark.sampled
 def test_entries_are_dropped_with_probability_p_and_scaled(key, p):
     """The dropped share is within four standard deviations of p; the rest is x / (1 - p)."""
     n = 4000
@@ -100,6 +101,7 @@ def test_certain_outcomes_have_finite_gradients(key, p, slope):
 
 
 @pytest.mark.parametrize(("dims", "axes"), [((0,), (0,)), ((-1,), (2,)), ((0, 2), (0, 2))])
+@pytest.mark.sampled
 def test_broadcast_axes_share_one_fate(key, dims, axes):
     """Along these axes all entries are dropped or none; along the others both occur."""
     dropped = nn.Dropout(0.5, broadcast_dims=dims)(jnp.ones((8, 9, 10)), key=key) == 0

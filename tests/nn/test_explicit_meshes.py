@@ -343,6 +343,7 @@ class Remembering(pm.Module):
 
 @pytest.mark.parametrize("kind", [nn.Stack, nn.Ensemble])
 @pytest.mark.parametrize("entries", [("data",), (None, "model")])
+@pytest.mark.sampled(3)
 def test_values_in_state_lie_as_they_did(kind, entries):
     """Written values are sharded as the old ones; streams are split as usual."""
     model, state = pm.make_with_state(kind)(Remembering, 4)

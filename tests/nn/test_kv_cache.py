@@ -125,6 +125,7 @@ def test_a_full_cache_is_an_error_where_that_is_known():
 
 
 @pytest.mark.parametrize("counts", [(4, 4, 1), (9,), (1, 7, 1)], ids=str)
+@pytest.mark.sampled
 def test_a_window_never_is_full(counts):
     """The cache has the size of the window, however long the sequence is, and its parts."""
     layer, state = make(window=3)
@@ -136,6 +137,7 @@ def test_a_window_never_is_full(counts):
 
 
 @pytest.mark.parametrize(("was", "window"), [(None, 3), (3, 2), (3, 7), (3, None)])
+@pytest.mark.sampled(2)
 def test_a_window_that_is_changed_on_a_cache_gives_no_wrong_answer(window, was):
     """What is cached goes on to be right, or there is no room."""
     layer, state = make(window=was)
@@ -173,6 +175,7 @@ def test_a_loop_of_steps_is_one_trace():
 
 
 @pytest.mark.parametrize("change", [None, "lora", "quantize", "tie"])
+@pytest.mark.sampled
 def test_each_layer_of_a_stack_has_a_cache(change):
     """With State it goes on, without it is trained; its weights may be computed."""
     stack, state = nn.make_with_state(nn.Stack)(lambda key: make_cached(key), 3, key=KEY)

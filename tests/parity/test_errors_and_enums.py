@@ -26,23 +26,9 @@ def squares(eqx):
     return lambda x: jnp.sum(checked(eqx)(x) ** 2)
 
 
-def scanned(eqx):
-    step = lambda carry, y: (carry + y, checked(eqx)(carry))  # noqa: E731
-    return lambda x: jax.lax.scan(step, jnp.float32(0.0), x)
-
-
 PROGRAMS = {
     "call": checked,
-    "vmap": lambda eqx: jax.vmap(checked(eqx)),
     "grad": lambda eqx: jax.grad(squares(eqx)),
-    "jvp": lambda eqx: lambda x: jax.jvp(checked(eqx), (x,), (x,)),
-    "scan": scanned,
-    "cond": lambda eqx: lambda x: jax.lax.cond(x[3] > 0, checked(eqx), lambda x: x, x),
-    "while_loop": lambda eqx: (
-        lambda x: jax.lax.while_loop(
-            lambda c: c[0] < 2, lambda c: (c[0] + 1, checked(eqx)(c[1])), (0, x)
-        )
-    ),
     "checkpoint": lambda eqx: eqx.filter_grad(eqx.filter_checkpoint(squares(eqx))),
 }
 
@@ -64,19 +50,6 @@ def test_nan_and_off(eqx):
         return check(BAD), jax.grad(lambda x: jnp.sum(check(x)))(BAD), check(GOOD)
 
     return result("nan"), result("off")
-
-
-@same_under_both_imports
-def test_messages_by_index(eqx):
-    """branched_error_if takes the message with the traced index."""
-
-    @eqx.filter_jit
-    def f(x, index):
-        return eqx.branched_error_if(x, x > 3, index, ["one", "two", "three"])
-
-    return f(GOOD, jnp.array(1)), [
-        fails(f, BAD, jnp.array(i), about=text) for i, text in enumerate(["one", "two", "three"])
-    ]
 
 
 def results(eqx):

@@ -1,11 +1,9 @@
 """`State` and `StateIndex`: values that go in and come out, and that are used once."""
 
 import copy
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 from tests.parity.helpers import caught, ramp, same_under_both_imports
 
@@ -88,20 +86,3 @@ def test_an_ensemble_with_state(eqx):
     layers, states = build(jnp.arange(3, dtype=jnp.int32))
     y, states = eqx.filter_vmap(lambda layer, x, s: layer(x, s))(layers, ramp(3, 2), states)
     return y, states.get(layers.count)
-
-
-@pytest.mark.parametrize("use", ["get", "set", "update", "substate", "flatten", "jit"])
-@same_under_both_imports
-def test_an_old_state_is_refused(eqx, use):
-    """After `set` the State that went in cannot be used again, in any way."""
-    layer, old = eqx.nn.make_with_state(make_counter(eqx))()
-    new = old.set(layer.count, jnp.int32(1))
-    uses: dict[str, Any] = {
-        "get": lambda: old.get(layer.count),
-        "set": lambda: old.set(layer.count, jnp.int32(2)),
-        "update": lambda: old.update(new),
-        "substate": lambda: old.substate(layer),
-        "flatten": lambda: jax.tree.leaves(old),
-        "jit": lambda: eqx.filter_jit(lambda s: s.get(layer.count))(old),
-    }
-    return caught(uses[use]), new.get(layer.count)

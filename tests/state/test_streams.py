@@ -75,6 +75,7 @@ def test_a_key_is_the_seed_folded_with_path_and_count():
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+@pytest.mark.sampled
 def test_adding_a_layer_changes_no_other_layers_numbers(impl):
     """A stream's keys depend on its own path alone, whatever generator the seed is of."""
     (small, state), (large, larger_state) = make(1, impl=impl), make(3, impl=impl)

@@ -88,7 +88,7 @@ TRANSFORMATIONS = {
 transformations = st.sampled_from(list(TRANSFORMATIONS.values()))
 
 
-@settings(law, max_examples=8)
+@settings(law, max_examples=4)
 @given(models, transformations)
 def test_one_rule_is_plain_optax(model, transformation):
     """Over several steps, to the bit; and so is its state."""

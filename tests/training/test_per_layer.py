@@ -164,12 +164,6 @@ RULES = {
     "adam": (optax.adam(0.1), "ssss"),
     "adamw, schedule": (optax.adamw(optax.linear_schedule(0.1, 0, 4), weight_decay=0.1), "ssss"),
     "sgd": (optax.sgd(0.1, momentum=0.9), "ssss"),
-    "lion": (optax.lion(0.1), "ssss"),
-    "adagrad": (optax.adagrad(0.1), "ssss"),
-    "rmsprop": (optax.rmsprop(0.1), "ssss"),
-    "adadelta": (optax.adadelta(0.1), "ssss"),
-    "radam": (optax.radam(0.1), "ssss"),
-    "yogi": (optax.yogi(0.1), "ssss"),
     "flatten": (optax.flatten(optax.adam(0.1)), "ssss"),
     "injected": (optax.inject_hyperparams(optax.adam)(0.1), "ssss"),
     "finite": (optax.apply_if_finite(optax.adam(0.1), 2), "ssss"),
@@ -177,17 +171,12 @@ RULES = {
     "schedule-free": (contrib.schedule_free_sgd(0.1), "ssss"),
     "clipped adam": (optax.chain(CLIP, optax.adam(0.1)), "ssmm"),
     "prodigy": (contrib.prodigy(), "ssmm"),
-    "dadapt": (contrib.dadapt_adamw(), "ssmm"),
-    "mechanize": (contrib.mechanize(optax.adam(0.1), s_init=0.1), "ssmm"),
     "muon": (contrib.muon(0.1), "llml"),
-    "muon, injected": (optax.inject_hyperparams(contrib.muon)(0.1), "llml"),
-    "lamb": (optax.lamb(0.1), "llml"),
     "lars": (optax.lars(0.1), "llml"),
     "adafactor": (optax.adafactor(0.1, min_dim_size_to_factor=2), "llml"),
     "novograd": (optax.novograd(0.1), "llml"),
     "adaptive clipping": (optax.chain(optax.adaptive_grad_clip(0.01), HALF), "llml"),
     "block norm": (optax.chain(optax.scale_by_param_block_norm(), HALF), "llml"),
-    "normalize": (optax.chain(contrib.normalize(), HALF), "ssmm"),
     "lamb, some steps": (optax.MultiSteps(optax.lamb(0.1), 2), "llml"),
     "masked": (optax.masked(contrib.muon(0.1), pm.select.type(Layer)), "llml"),
     "sm3": (optax.masked(optax.sm3(0.1), lambda tree: _has_axes(tree)), "llml"),
@@ -215,8 +204,10 @@ CURES = {"l": "per_layer", "m": "per_member"}
 BY_DEFAULT = [("sgd", "nested"), ("clipped adam", "ensemble"), ("lars", "stacked")]
 CASES = [
     pytest.param(name, form, marks=[] if (name, form) in BY_DEFAULT else pytest.mark.slow)
-    for name in RULES
+    for name, (_, outcomes) in RULES.items()
     for form in FORMS
+    # What is right everywhere is right in parts of an Ensemble of Stacks.
+    if outcomes != "ssss" or form in ("nested", "ensemble of stacks")
 ]
 
 

@@ -93,6 +93,7 @@ def test_it_is_the_formula(form, group, shape, dtype):
 
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.sampled
 def test_rows_of_zeros_and_rows_without_numbers(form):
     """They are unchanged; and so are rows whose scale would be too small for a number."""
     zero = jnp.zeros((2, 3)).at[1, 2].set(4.0)
@@ -104,6 +105,7 @@ def test_rows_of_zeros_and_rows_without_numbers(form):
 
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.sampled
 def test_tiny_rows_are_not_zeroed(form):
     """Their scale was a number that compiled code takes for zero."""
     sizes = jnp.asarray([2e-38, 1e-37, 1e-36, 1e-35, 1e-30])
@@ -112,6 +114,7 @@ def test_tiny_rows_are_not_zeroed(form):
 
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.sampled
 def test_what_is_tiny_in_half_precision_is_not_clipped(form):
     """Where the nearest scale is too small by far, the next one is taken."""
     rows = jax.random.normal(KEY, (8, 9)).astype(jnp.float16) * jnp.float16(1e-5)

@@ -71,7 +71,7 @@ def rule(request):
     return rule, pm.filter_jit(step)(opt, MODEL, gradients(MODEL))
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("way", WAYS)
 def test_equal_to_one_device(rule, way):
     """The model and the state; shardings are unchanged, and the next step is no new program."""

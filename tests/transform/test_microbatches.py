@@ -173,6 +173,7 @@ def test_sown_values_are_stacked():
 
 
 @pytest.mark.parametrize("mesh", [MESH, EXPLICIT], ids=["auto", "explicit"])
+@pytest.mark.sampled
 def test_a_batch_on_a_mesh_stays_where_it_is(mesh):
     """No part is gathered: each device computes its examples alone."""
     spec = jax.sharding.PartitionSpec("data")

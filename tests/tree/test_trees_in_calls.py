@@ -165,6 +165,7 @@ kept = [pm.filter_jit(lambda layer: layer)(layer) for layer in adapted.layers]
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_printed_when_python_ends():
     """Structures that live as long as the program are not compared when its modules are gone."""
     command = [sys.executable, "-c", AT_THE_END]
