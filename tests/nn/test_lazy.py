@@ -4,7 +4,6 @@ import functools as ft
 
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 
 import pytreemod as pm
@@ -109,12 +108,3 @@ def test_a_method_is_called():
     expected = Coder(nn.Linear(3, 4, key=KEY))
     assert pm.materialize(coder, X, method="encode") == expected
     assert pm.materialize(coder, X, method=lambda coder, x: coder.encode(x)) == expected
-
-
-def test_it_trains_when_it_is_made():
-    """An optimizer of the finished model."""
-    model = pm.materialize(nn.Sequential([lazy(4, KEY)]), X)
-    state = optax.sgd(0.1).init(pm.filter(model, pm.is_inexact_array))
-    grads = pm.filter_grad(lambda model: jnp.mean(model(X) ** 2))(model)
-    updates, _ = optax.sgd(0.1).update(grads, state)
-    assert pm.apply_updates(model, updates)(X).shape == (2, 4)

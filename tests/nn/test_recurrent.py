@@ -126,6 +126,7 @@ def by_loops(cell, x, lengths, reverse=False, keep_order=False):
 
 @pytest.mark.parametrize("options", [{}, {"reverse": True}, {"reverse": True, "keep_order": True}])
 @pytest.mark.parametrize("lengths", [None, [4, 1, 0]], ids=["full", "short"])
+@pytest.mark.sampled(4)
 def test_an_rnn_is_a_loop(lengths, options):
     """Over every sequence for itself: outputs, also past the ends, and last carries."""
     x = jnp.asarray(wave(3, 4, 3))
@@ -176,6 +177,7 @@ def test_lengths_beyond_the_end_are_the_end():
 
 
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8])
+@pytest.mark.sampled
 def test_lengths_may_be_of_any_integers(dtype):
     """Steps were counted in their dtype, in which 300 is 44: the carry ran on."""
     x, lengths = jnp.ones((2, 300, 1)), jnp.array([100, 3])
@@ -191,6 +193,7 @@ def test_lengths_may_be_of_any_integers(dtype):
     ("filled", "options"),
     [(1.0, {"return_carry": True}), (np.nan, {}), (np.inf, {"reverse": True})],
 )
+@pytest.mark.sampled
 def test_nothing_comes_from_past_the_end(options, filled):
     """The carry ran on there and overflowed: the loss was right, its gradient NaN."""
     cell = nn.SimpleCell(1, 1, activation=jax.nn.relu, use_bias=False, key=KEY)
@@ -215,6 +218,7 @@ def test_nothing_comes_from_past_the_end(options, filled):
 
 
 @pytest.mark.parametrize("kind", ["mixed", "narrow"])
+@pytest.mark.sampled
 def test_gradients_over_many_steps_are_added_up_in_float32(kind):
     """In bfloat16, the dtype of the cell, each sum stopped after some 300 steps."""
     cell = nn.SimpleCell(2, 2, key=KEY)
@@ -251,6 +255,7 @@ def test_each_device_runs_over_its_part_of_a_batch():
 
 
 @pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.sampled
 def test_lengths_of_a_batch_that_is_split_over_devices(reverse):
     """The same as on one device, where the axis of the mesh is explicit, and no mesh in context."""
     mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))

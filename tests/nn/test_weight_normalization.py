@@ -14,6 +14,7 @@ from tests.nn.numbers_to_compare import assert_close, wave
 @pytest.mark.parametrize(
     "dtype", [jnp.float32, jnp.bfloat16, jnp.float16, jnp.complex64], ids=label
 )
+@pytest.mark.sampled(2)
 def test_at_first_it_is_the_layer(key, dtype):
     """Up to the rounding of a sum in float32: in narrow dtypes to the bit."""
     linear = nn.Linear(5, 4, dtype=dtype, key=key)
@@ -27,6 +28,7 @@ def test_at_first_it_is_the_layer(key, dtype):
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1, None], ids=label)
+@pytest.mark.sampled(2)
 def test_it_is_the_formula(key, axis):
     """Values and gradients of v and g, by any path to the weight."""
     plain = [nn.Conv1d(3, 4, 2, use_bias=False, key=key)]
