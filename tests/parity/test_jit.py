@@ -43,6 +43,23 @@ def test_outputs_may_be_anything(eqx):
     return many(ramp(2), np.arange(2.0, dtype=np.float32), 1.5), eqx.filter_jit(lambda x: x)(1.0)
 
 
+@same_under_both_imports
+def test_nested_jit(eqx):
+    """A jitted function calls another with traced, static and Module arguments."""
+
+    @eqx.filter_jit
+    def inner(tree, n):
+        return tree["x"] * n, tree["name"]
+
+    @eqx.filter_jit
+    def outer(x, n):
+        y, name = inner({"x": x, "name": "a"}, n)
+        z = jax.jit(lambda v: inner({"x": v, "name": "b"}, 3)[0])(y)
+        return y + z, name
+
+    return outer(ramp(2), 2)
+
+
 @pytest.mark.parametrize("donate", ["none", "all", "all-except-first", "warn", "warn-except-first"])
 @same_under_both_imports
 def test_donation(eqx, donate):
