@@ -22,6 +22,7 @@ all members agree on the number of the step, and on the stack, of which nothing 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import isqrt
 from typing import Any, NamedTuple
 
@@ -71,7 +72,7 @@ def counted_loop(
 
     start = state_of(jnp.int32(0), _settled(step, init))
     if kind == "lax":
-        last = _lax.while_loop(_is_going, once, start)
+        last = _while(_is_going, once, start)
     elif kind == "checkpointed":
         last = _checkpointed(once, start, _checkpoint_count(checkpoints, max_steps))
     elif kind != "bounded":
@@ -98,11 +99,10 @@ def _checkpointed(once: Callable[[Any], Any], start: Any, size: int) -> Any:
             return i + 1, _where(_is_going(state), after, state), record
 
         loop = jnp.int32(0), start, record
-        n, last, record = _lax.while_loop(lambda loop: _any_member(_is_going(loop[1])), body, loop)
+        n, last, record = _while(lambda loop: _any_member(_is_going(loop[1])), body, loop)
         return (last, xs), n, record
 
-    last, _ = _with_derivative(run, step, _is_going, size)(captured, start, ())
-    return last
+    return _with_derivative(run, step, _is_going, size)(captured, start, ())[0]
 
 
 def _bounded(once: Callable[[Any], Any], start: Any, max_steps: int) -> Any:
@@ -114,7 +114,7 @@ def _bounded(once: Callable[[Any], Any], start: Any, max_steps: int) -> Any:
 
     def taken(run: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def run_if_any(state: Any) -> Any:
-            return _lax.cond(_any_member(_is_going(state)), run, lambda state: state, state)
+            return _lax.cond(_any_member(_is_going(state)), run, _same, state)
 
         return run_if_any
 
@@ -146,7 +146,7 @@ def checkpointed_scan(
     """`jax.lax.scan` as a checkpointed loop."""
 
     def turned(tree: PyTree) -> PyTree:
-        return jtu.tree_map(lambda x: jnp.flip(x, 0), tree) if reverse else tree
+        return _each(lambda x: jnp.flip(x, 0), tree) if reverse else tree
 
     xs = turned(xs)
     size, first = _checkpoint_count(checkpoints, length), _at(xs, 0)
@@ -191,7 +191,7 @@ class _Record(NamedTuple):
     @classmethod
     def of(cls, carry: Any, size: int) -> _Record:
         """A record with slots for carries like this one."""
-        carries = jtu.tree_map(lambda x: jnp.broadcast_to(x, (size + 1, *x.shape)), carry)
+        carries = _each(lambda x: jnp.broadcast_to(x, (size + 1, *x.shape)), carry)
         steps = jnp.full(size + 1, _MOST, jnp.int32)
         levels = jnp.zeros(size, jnp.int32)
         # The first carry is needed to the end: it has the highest level.
@@ -228,10 +228,6 @@ class _Stack(NamedTuple):
     order: Any
     height: Any
 
-    @property
-    def free(self) -> Any:
-        return self.order.size - 1 - self.height
-
     def top(self) -> tuple[Any, Any]:
         slot = _at(self.order, self.height - 1)
         return _at(self.steps, slot), _at(self.carries, slot)
@@ -261,7 +257,7 @@ def _gap(length: Any, free: Any) -> Any:
         r, reach = state
         return r + 1, reach * (free + r + 1) / (r + 1)
 
-    r, _ = _lax.while_loop(is_short, more, (jnp.float32(1), free + 1))
+    r, _ = _while(is_short, more, (jnp.float32(1), free + 1))
     gap = jnp.ceil(length * (r / (free + r))).astype(jnp.int32)
     return jnp.clip(gap, 1, limit)
 
@@ -285,14 +281,14 @@ def _with_derivative(run: Any, step: Any, is_on: Callable[[Any], Any], size: int
 
     def forward(*primals: Any) -> Any:
         # JAX may pass numbers of Python.
-        captured, init, xs = args = jtu.tree_map(lambda x: jnp.asarray(x.value), primals)
+        captured, init, xs = args = _each(lambda x: jnp.asarray(x.value), primals)
         is_varied = jtu.tree_map(_is_varied, args, primals)
         out, n, record = run(*args, _Record.of(init, size))
         return out, (partition((captured, xs), is_varied[::2]), n, record.stack())
 
     def backward(saved: Any, cotangents: Any) -> Any:
         (varied, (fixed, fixed_xs)), n, stack = saved
-        d_carry, d_ys = jtu.tree_map(_cotangent, cotangents)
+        d_carry, d_ys = _each(_cotangent, cotangents)
 
         def at(i: Any, varied: Any, carry: Any) -> Any:
             """Compute a step from what is varied, and its carry."""
@@ -312,11 +308,12 @@ def _with_derivative(run: Any, step: Any, is_on: Callable[[Any], Any], size: int
 
             def fill(state: Any) -> Any:
                 (i, carry), stack = state
-                to = i + _gap(t - i, stack.free)
+                free = stack.order.size - 1 - stack.height
+                to = i + _gap(t - i, free)
                 carry = _lax.fori_loop(i, to, advance, carry)
                 return (to, carry), stack.push(to, carry)
 
-            (i, carry), stack = _lax.while_loop(lambda s: s[0][0] < t - 1, fill, (near, stack))
+            (i, carry), stack = _while(lambda s: s[0][0] < t - 1, fill, (near, stack))
             floats, others = partition(carry, is_inexact_array)
 
             def of_floats(varied: Any, floats: Any) -> Any:
@@ -328,10 +325,8 @@ def _with_derivative(run: Any, step: Any, is_on: Callable[[Any], Any], size: int
             d_carry, stack = _where(is_on(carry), d_before, d_carry), stack.pop()
             return t - 1, stack.top(), stack, (d_captured, _put(d_xs, i, d_x)), d_carry
 
-        start = n, stack.top(), stack, jtu.tree_map(untyped_jax.numpy.zeros_like, varied), d_carry
-        *_, (d_captured, d_xs), d_carry = _lax.while_loop(
-            lambda state: state[0] > 0, go_back, start
-        )
+        start = n, stack.top(), stack, _each(untyped_jax.numpy.zeros_like, varied), d_carry
+        *_, (d_captured, d_xs), d_carry = _while(lambda state: state[0] > 0, go_back, start)
         return d_captured, d_carry, d_xs
 
     made = untyped_jax.custom_vjp(loop)
@@ -384,6 +379,10 @@ def _is_going(state: Any) -> Any:
     return state[0]
 
 
+def _same(state: Any) -> Any:
+    return state
+
+
 @custom_vmap
 def _any_member(going: Any) -> Any:
     """Whether any member of all `vmap`s around goes on."""
@@ -396,14 +395,11 @@ def _of_members(_: int, __: Any, going: Any) -> tuple[Any, bool]:
 
 
 def _where(flag: Any, new: PyTree, old: PyTree) -> PyTree:
-    def where(x: Any, y: Any) -> Any:
-        return jnp.where(flag, x, y)
-
-    return jtu.tree_map(where, new, old)
+    return jtu.tree_map(partial(jnp.where, flag), new, old)
 
 
 def _at(tree: PyTree, i: Any) -> PyTree:
-    return jtu.tree_map(lambda x: _lax.dynamic_index_in_dim(x, i, keepdims=False), tree)
+    return _each(lambda x: _lax.dynamic_index_in_dim(x, i, keepdims=False), tree)
 
 
 def _put(tree: PyTree, i: Any, values: PyTree) -> PyTree:
@@ -411,3 +407,11 @@ def _put(tree: PyTree, i: Any, values: PyTree) -> PyTree:
         return _lax.dynamic_update_index_in_dim(x, value, i, 0)
 
     return jtu.tree_map(put, tree, values)
+
+
+def _each(fn: Callable[[Any], Any], tree: PyTree) -> PyTree:
+    return jtu.tree_map(fn, tree)
+
+
+def _while(test: Callable[[Any], Any], body: Callable[[Any], Any], start: Any) -> Any:
+    return _lax.while_loop(test, body, start)

@@ -141,8 +141,7 @@ def filter_scan(
             (_, _, values), packed = step((fns.arrays, whole, values), sliced)
             return values, packed
 
-        options = size, bool(reverse), checkpoints
-        values, packed = checkpointed_scan(of_values, values, sliced, *options)
+        values, packed = checkpointed_scan(of_values, values, sliced, size, reverse, checkpoints)
     else:
         carry = fns.arrays, whole, values
         (_, _, values), packed = _lax.scan(step, carry, sliced, size, reverse, unroll)
