@@ -31,6 +31,7 @@ NAMES = (
     "tracing",
     "first_calls",
     "stack",
+    "loops",
     "decoding",
     "programs",
     "memory",

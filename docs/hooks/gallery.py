@@ -22,7 +22,7 @@ GROUPS = {
     "Images": ("digits", "vae", "ensemble", "resnet", "vit"),
     "Text": ("gpt", "lstm_language_model", "llama", "gpt2", "interpret"),
     "Training": ("checkpoint", "lora", "parallel", "hosts"),
-    "Science": ("neural_ode", "physics", "gaussian_process", "dqn"),
+    "Science": ("neural_ode", "solver", "physics", "gaussian_process", "dqn"),
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, overload
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import StructureError
+from pytreemod.errors import ArgumentError, StructureError
 from pytreemod.transform.arguments import function_name
 from pytreemod.transform.reversible_loops import counted_loop
 from pytreemod.transform.sowing import tracked
@@ -168,7 +168,7 @@ def filter_fori_loop(
         body_fun: returns the next value, from `i` and the value. Static values must be unchanged;
             Python numbers count as arrays.
         init_val: the first value.
-        unroll: as for `jax.lax.fori_loop`; not for a checkpointed loop.
+        unroll: as for `jax.lax.fori_loop`; for the kind `"lax"` only.
         kind: how it can be differentiated; see
             [`filter_while_loop`][pytreemod.filter_while_loop]. A bounded one needs bounds that are
             not traced.
@@ -189,6 +189,8 @@ def filter_fori_loop(
     values, structure = divide(init_val, is_value)
     where = f"filter_fori_loop of {function_name(body_fun)}"
     if kind != "lax":
+        if unroll is not None:
+            raise ArgumentError(f"{where}: unroll is for the kind 'lax', not {kind!r}")
 
         def step(state: list[Any]) -> list[Any]:
             i, *values = state

@@ -22,6 +22,7 @@ all members agree on the number of the step, and on the stack, of which nothing 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import isqrt
 from typing import Any, NamedTuple
 
@@ -101,8 +102,7 @@ def _checkpointed(once: Callable[[Any], Any], start: Any, size: int) -> Any:
         n, last, record = _while(lambda loop: _any_member(_is_going(loop[1])), body, loop)
         return (last, xs), n, record
 
-    last, _ = _with_derivative(run, step, _is_going, size)(captured, start, ())
-    return last
+    return _with_derivative(run, step, _is_going, size)(captured, start, ())[0]
 
 
 def _bounded(once: Callable[[Any], Any], start: Any, max_steps: int) -> Any:
@@ -228,10 +228,6 @@ class _Stack(NamedTuple):
     order: Any
     height: Any
 
-    @property
-    def free(self) -> Any:
-        return self.order.size - 1 - self.height
-
     def top(self) -> tuple[Any, Any]:
         slot = _at(self.order, self.height - 1)
         return _at(self.steps, slot), _at(self.carries, slot)
@@ -312,7 +308,8 @@ def _with_derivative(run: Any, step: Any, is_on: Callable[[Any], Any], size: int
 
             def fill(state: Any) -> Any:
                 (i, carry), stack = state
-                to = i + _gap(t - i, stack.free)
+                free = stack.order.size - 1 - stack.height
+                to = i + _gap(t - i, free)
                 carry = _lax.fori_loop(i, to, advance, carry)
                 return (to, carry), stack.push(to, carry)
 
@@ -398,10 +395,7 @@ def _of_members(_: int, __: Any, going: Any) -> tuple[Any, bool]:
 
 
 def _where(flag: Any, new: PyTree, old: PyTree) -> PyTree:
-    def where(x: Any, y: Any) -> Any:
-        return jnp.where(flag, x, y)
-
-    return jtu.tree_map(where, new, old)
+    return jtu.tree_map(partial(jnp.where, flag), new, old)
 
 
 def _at(tree: PyTree, i: Any) -> PyTree:

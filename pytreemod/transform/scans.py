@@ -66,13 +66,14 @@ def filter_scan(
         xs: the tree to scan over; None if `length` gives the number of steps.
         length: the number of steps.
         reverse: whether to go through `xs`, and stack the results, from the end.
-        unroll: as for `jax.lax.scan`; not for a checkpointed scan.
+        unroll: as for `jax.lax.scan`; for the kind `"lax"` only.
         in_axes: the axes along which the arrays in `xs` are taken apart, by default 0: an int, a
             function from leaf to axis, [`by`][pytreemod.by], or a prefix tree of these. With None,
             every step gets the whole array.
         out_axes: the same for the axes on which results are stacked; None is not possible.
         kind: with `"checkpointed"`, the reverse mode stores a few carries instead of what all steps
-            compute, as in [`filter_while_loop`][pytreemod.filter_while_loop].
+            compute, as in [`filter_while_loop`][pytreemod.filter_while_loop]. Outside
+            compiled code, each call compiles again.
         checkpoints: how many, by default `sqrt(2 * length)`.
 
     Returns:
@@ -132,14 +133,15 @@ def filter_scan(
     step = fns.cached(key, make)
     if kind not in ("lax", "checkpointed"):
         raise ArgumentError(f"{where}: the kind is 'lax' or 'checkpointed', not {kind!r}")
+    if kind == "checkpointed" and (unroll is True or unroll > 1):
+        raise ArgumentError(f"{where}: unroll is for the kind 'lax', not 'checkpointed'")
     if kind == "checkpointed" and size:
 
         def of_values(values: list[Any], sliced: list[Any]) -> Any:
             (_, _, values), packed = step((fns.arrays, whole, values), sliced)
             return values, packed
 
-        options = size, bool(reverse), checkpoints
-        values, packed = checkpointed_scan(of_values, values, sliced, *options)
+        values, packed = checkpointed_scan(of_values, values, sliced, size, reverse, checkpoints)
     else:
         carry = fns.arrays, whole, values
         (_, _, values), packed = _lax.scan(step, carry, sliced, size, reverse, unroll)

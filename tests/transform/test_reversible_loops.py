@@ -209,6 +209,14 @@ def test_a_wrong_option_is_refused(options, fact):
         wave(1.0, 1.0, 3, **options)
 
 
+def test_unroll_is_refused():
+    """A loop with a reverse mode would ignore it."""
+    with pytest.raises(ArgumentError, match=r"filter_fori_loop of .*unroll is for the kind 'lax'"):
+        pm.filter_fori_loop(0, 3, lambda i, x: x, 1.0, unroll=2, kind="bounded")
+    with pytest.raises(ArgumentError, match=r"filter_scan of .*unroll is for the kind 'lax'"):
+        pm.filter_scan(lambda c, x: (c, x), 1.0, length=3, unroll=True, kind="checkpointed")
+
+
 @every_kind
 def test_what_is_no_loop_is_refused(options):
     """A condition that is no scalar bool; a value that changes, by path."""
