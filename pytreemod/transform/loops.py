@@ -79,7 +79,7 @@ def filter_while_loop(
 
     Arrays that the functions capture have gradients, too. A bounded loop has a level for each
     factor 16 of `max_steps`. A checkpointed loop has second derivatives by `jax.hessian`, which is
-    `jvp` of `grad`. Outside compiled code, each call of the last two kinds compiles again.
+    `jvp` of `grad`.
 
     Args:
         cond_fun: returns whether to go on, for a value: a scalar bool.
@@ -118,30 +118,31 @@ def filter_while_loop(
     values, structure = divide(init_val, is_value)
     where = f"filter_while_loop of {function_name(body_fun)}"
 
-    def goes_on(values: list[Any]) -> Any:
-        return tracked(cond_fun)(structure.assemble(values))
-
-    def step(values: list[Any]) -> list[Any]:
-        after = tracked(body_fun)(structure.assemble(values))
-        return returned(where, "val", structure, values, after)
-
-    if kind != "lax" or max_steps is not None or return_steps:
-        steps, values = counted_loop(kind, goes_on, step, values, max_steps, checkpoints)
-        last = structure.assemble(values)
-        return (last, steps) if return_steps else last
     fns = Functions([cond_fun, body_fun])
+    is_plain = kind == "lax" and max_steps is None and not return_steps
 
-    def make() -> tuple[Any, Any]:
+    def make() -> Any:
         fns_of = fns.assembler()
 
-        def goes_on(state: Any) -> Any:
-            return tracked(fns_of(state[0])[0])(structure.assemble(state[1]))
+        def run(own: list[Any], values: list[Any]) -> Any:
+            cond, body = map(tracked, fns_of(own))
 
-        return goes_on, _stepper(where, fns_of, 1, structure)
+            def goes_on(values: list[Any]) -> Any:
+                return cond(structure.assemble(values))
 
-    # The arrays of the functions are carried: captured, they would be constants of the program.
-    made = fns.cached((where, structure), make)
-    return structure.assemble(_lax.while_loop(*made, (fns.arrays, values))[1])
+            def step(values: list[Any]) -> list[Any]:
+                return returned(where, "val", structure, values, body(structure.assemble(values)))
+
+            if is_plain:
+                return None, _lax.while_loop(goes_on, step, values)
+            return counted_loop(kind, goes_on, step, values, max_steps, checkpoints)
+
+        return jax.jit(run, inline=True)
+
+    run = fns.cached((where, structure, is_plain, kind, max_steps, checkpoints), make)
+    steps, values = run(fns.arrays, values)
+    last = structure.assemble(values)
+    return (last, steps) if return_steps else last
 
 
 @with_short_errors
@@ -188,26 +189,41 @@ def filter_fori_loop(
     check_callable("filter_fori_loop", body_fun, "body_fun")
     values, structure = divide(init_val, is_value)
     where = f"filter_fori_loop of {function_name(body_fun)}"
-    if kind != "lax":
-        if unroll is not None:
-            raise ArgumentError(f"{where}: unroll is for the kind 'lax', not {kind!r}")
-
-        def step(state: list[Any]) -> list[Any]:
-            i, *values = state
-            after = tracked(body_fun)(i, structure.assemble(values))
-            return [i + 1, *returned(where, "val", structure, values, after)]
-
-        options = _step_count(lower, upper), checkpoints
-        first = [jnp.asarray(lower), *values]
-        _, (_, *values) = counted_loop(kind, lambda state: state[0] < upper, step, first, *options)
-        return structure.assemble(values)
     fns = Functions([body_fun])
 
     def make() -> Any:
-        return _stepper(where, fns.assembler(), 0, structure)
+        fns_of = fns.assembler()
 
-    step = fns.cached((where, structure), make)
-    _, values = _lax.fori_loop(lower, upper, step, (fns.arrays, values), unroll=unroll)
+        def step(i: Any, state: Any) -> Any:
+            own, values = state
+            after = tracked(fns_of(own)[0])(i, structure.assemble(values))
+            return own, returned(where, "val", structure, values, after)
+
+        return step
+
+    if kind == "lax":
+        step = fns.cached((where, structure), make)
+        # The arrays of the function are carried: captured, they would be constants of the program.
+        _, values = _lax.fori_loop(lower, upper, step, (fns.arrays, values), unroll=unroll)
+        return structure.assemble(values)
+    if unroll is not None:
+        raise ArgumentError(f"{where}: unroll is for the kind 'lax', not {kind!r}")
+    most = _step_count(lower, upper)
+
+    def make_run() -> Any:
+        step = make()
+
+        def run(own: list[Any], upper: Any, first: list[Any]) -> Any:
+            def counted(state: list[Any]) -> list[Any]:
+                i, *values = state
+                return [i + 1, *step(i, (own, values))[1]]
+
+            return counted_loop(kind, lambda s: s[0] < upper, counted, first, most, checkpoints)
+
+        return jax.jit(run, inline=True)
+
+    run = fns.cached((where, structure, kind, most, checkpoints), make_run)
+    _, (_, *values) = run(fns.arrays, upper, [jnp.asarray(lower), *values])
     return structure.assemble(values)
 
 
@@ -220,17 +236,6 @@ def _step_count(lower: Any, upper: Any) -> int | None:
 
 
 # ---- the carry
-
-
-def _stepper(where: str, fns_of: Any, at: int, structure: Structure) -> Callable[..., Any]:
-    """A step for JAX of the function at a position: from and to `(arrays of functions, values)`."""
-
-    def step(*given: Any) -> Any:
-        *i, (own, values) = given
-        after = tracked(fns_of(own)[at])(*i, structure.assemble(values))
-        return own, returned(where, "val", structure, values, after)
-
-    return step
 
 
 def returned(

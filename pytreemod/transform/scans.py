@@ -72,8 +72,7 @@ def filter_scan(
             every step gets the whole array.
         out_axes: the same for the axes on which results are stacked; None is not possible.
         kind: with `"checkpointed"`, the reverse mode stores a few carries instead of what all steps
-            compute, as in [`filter_while_loop`][pytreemod.filter_while_loop]. Outside
-            compiled code, each call compiles again.
+            compute, as in [`filter_while_loop`][pytreemod.filter_while_loop].
         checkpoints: how many, by default `sqrt(2 * length)`.
 
     Returns:
@@ -137,11 +136,20 @@ def filter_scan(
         raise ArgumentError(f"{where}: unroll is for the kind 'lax', not 'checkpointed'")
     if kind == "checkpointed" and size:
 
-        def of_values(values: list[Any], sliced: list[Any]) -> Any:
-            (_, _, values), packed = step((fns.arrays, whole, values), sliced)
-            return values, packed
+        def make_run() -> Any:
+            step = make()
 
-        values, packed = checkpointed_scan(of_values, values, sliced, size, reverse, checkpoints)
+            def run(own: Any, whole: Any, values: list[Any], sliced: list[Any]) -> Any:
+                def of_values(values: list[Any], sliced: list[Any]) -> Any:
+                    (_, _, values), packed = step((own, whole, values), sliced)
+                    return values, packed
+
+                return checkpointed_scan(of_values, values, sliced, size, reverse, checkpoints)
+
+            return jax.jit(run, inline=True)
+
+        run = fns.cached((*key, size, checkpoints), make_run)
+        values, packed = run(fns.arrays, whole, values, sliced)
     else:
         carry = fns.arrays, whole, values
         (_, _, values), packed = _lax.scan(step, carry, sliced, size, reverse, unroll)
