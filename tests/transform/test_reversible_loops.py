@@ -50,7 +50,7 @@ def assert_close(found, expected):
 
 
 @given(st.integers(0, 30), st.integers(1, 9), st.booleans())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_a_checkpointed_loop_has_the_gradient_of_the_steps(n, checkpoints, jit):
     """Whatever the number of steps, and of the carries that are stored."""
     options = {"kind": "checkpointed", "checkpoints": checkpoints}
@@ -60,6 +60,7 @@ def test_a_checkpointed_loop_has_the_gradient_of_the_steps(n, checkpoints, jit):
 
 
 @pytest.mark.parametrize("n", [0, 1, 16, 20])
+@pytest.mark.sampled(2)
 def test_a_bounded_loop_has_every_derivative(n):
     """Forward, backward, and backward twice."""
     f, hand = (lambda x: wave(x, 0.9, n, **KINDS["bounded"])["x"]), lambda x: by_hand(x, 0.9, n)
@@ -156,7 +157,10 @@ def calls(n, checkpoints):
 
 
 # Equinox 0.13.8, with 14 and 20 checkpoints: measured with the same callback.
-@pytest.mark.parametrize(("n", "stored", "theirs"), [(100, 14, 286), (10_000, 20, 61_860)])
+@pytest.mark.parametrize(
+    ("n", "stored", "theirs"),
+    [(100, 14, 286), pytest.param(10_000, 20, 61_860, marks=pytest.mark.slow)],
+)
 def test_no_more_steps_than_equinox(n, stored, theirs):
     """The first carry is stored beside the others, so this is the same memory."""
     assert calls(n, stored - 1) <= theirs
