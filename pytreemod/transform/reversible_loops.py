@@ -21,6 +21,7 @@ all members agree on the number of the step, and on the stack, of which nothing 
 
 from __future__ import annotations
 
+import functools as ft
 from collections.abc import Callable
 from functools import partial
 from math import isqrt
@@ -91,18 +92,20 @@ def _checkpointed(once: Callable[[Any], Any], start: Any, size: int) -> Any:
 
     step, captured = _hoisted(no_scan, start, ())
 
-    def run(captured: Arrays, start: Any, xs: Any, record: Any) -> Any:
+    def loop(captured: Arrays, start: Any, xs: Any) -> Any:
+        return _while(_is_going, lambda state: step(captured, state, xs)[0], start), xs
+
+    def recorded(captured: Arrays, start: Any, xs: Any, record: _Record) -> Any:
         def body(loop: Any) -> Any:
             i, state, record = loop
-            record = record and record.add(i, state)
             after, _ = step(captured, state, xs)
-            return i + 1, _where(_is_going(state), after, state), record
+            return i + 1, _where(_is_going(state), after, state), record.add(i, state)
 
-        loop = jnp.int32(0), start, record
-        n, last, record = _while(lambda loop: _any_member(_is_going(loop[1])), body, loop)
+        first = jnp.int32(0), start, record
+        n, last, record = _while(lambda loop: _any_member(_is_going(loop[1])), body, first)
         return (last, xs), n, record
 
-    return _with_derivative(run, step, _is_going, size)(captured, start, ())[0]
+    return _with_derivative(loop, recorded, step, _is_going, size)(captured, start, ())[0]
 
 
 def _bounded(once: Callable[[Any], Any], start: Any, max_steps: int) -> Any:
@@ -153,17 +156,19 @@ def checkpointed_scan(
     init = _settled(lambda carry: step(carry, first)[0], init)
     one, captured = _hoisted(step, init, first)
 
-    def run(captured: Arrays, init: Arrays, xs: Any, record: Any) -> Any:
+    def loop(captured: Arrays, init: Arrays, xs: Any) -> Any:
+        return _lax.scan(ft.partial(one, captured), init, xs, length)
+
+    def recorded(captured: Arrays, init: Arrays, xs: Any, record: _Record) -> Any:
         def body(loop: Any, x: Any) -> Any:
             i, carry, record = loop
-            record = record and record.add(i, carry)
-            carry, y = one(captured, carry, x)
-            return (i + 1, carry, record), y
+            after, y = one(captured, carry, x)
+            return (i + 1, after, record.add(i, carry)), y
 
         (n, carry, record), ys = _lax.scan(body, (jnp.int32(0), init, record), xs, length)
         return (carry, ys), n, record
 
-    carry, ys = _with_derivative(run, one, lambda _: True, size)(captured, init, xs)
+    carry, ys = _with_derivative(loop, recorded, one, lambda _: True, size)(captured, init, xs)
     return carry, turned(ys)
 
 
@@ -265,25 +270,25 @@ def _gap(length: Any, free: Any) -> Any:
 # ---- the derivative
 
 
-def _with_derivative(run: Any, step: Any, is_on: Callable[[Any], Any], size: int) -> Any:
+def _with_derivative(
+    loop: Any, recorded: Any, step: Any, is_on: Callable[[Any], Any], size: int
+) -> Any:
     """Return a function of `(captured, init, xs)`, which returns `(carry, ys)`.
 
     Args:
-        run: the loop, from these and a record, or None: returns the result, the number of steps,
-            and the record.
+        loop: this function, without a derivative.
+        recorded: the same, from these and a record: returns also the number of steps, and the
+            record.
         step: from `(captured, carry, x)` to the next carry and `y`.
         is_on: whether a step changes this carry.
         size: the number of carries to store, with the first.
     """
 
-    def loop(*args: Any) -> Any:
-        return run(*args, None)[0]
-
     def forward(*primals: Any) -> Any:
         # JAX may pass numbers of Python.
         captured, init, xs = args = _each(lambda x: jnp.asarray(x.value), primals)
         is_varied = jtu.tree_map(_is_varied, args, primals)
-        out, n, record = run(*args, _Record.of(init, size))
+        out, n, record = recorded(*args, _Record.of(init, size))
         return out, (partition((captured, xs), is_varied[::2]), n, record.stack())
 
     def backward(saved: Any, cotangents: Any) -> Any:
