@@ -72,6 +72,12 @@ def test_at_first_the_model_reads_as_it_did(dtype):
     assert isinstance(adapted, nn.Linear)
 
 
+def test_a_begins_at_the_scale_of_its_inputs():
+    """As a layer's own weight does: a normal distribution with variance 1 / n."""
+    a = pm.named_leaves(pm.lora(nn.Linear(400, 3, key=KEY), "weight", 50, key=KEY))["weight.a"]
+    np.testing.assert_allclose([jnp.mean(a), jnp.std(a)], [0, 400**-0.5], atol=1e-3)
+
+
 def test_the_program_is_the_hand_written_one():
     """The operations of a call are those of the formula."""
     adapted = pm.lora(nn.Linear(8, 8, key=KEY), "weight", 2, key=KEY, alpha=4)
