@@ -119,27 +119,36 @@ def filter_while_loop(
     where = f"filter_while_loop of {function_name(body_fun)}"
 
     fns = Functions([cond_fun, body_fun])
-    is_plain = kind == "lax" and max_steps is None and not return_steps
 
-    def make() -> Any:
+    def make() -> tuple[Any, Any]:
         fns_of = fns.assembler()
 
+        def goes_on(state: Any) -> Any:
+            return tracked(fns_of(state[0])[0])(structure.assemble(state[1]))
+
+        return goes_on, _stepper(where, fns_of, 1, structure)
+
+    if kind == "lax" and max_steps is None and not return_steps:
+        made = fns.cached((where, structure), make)
+        # The arrays of the functions are carried: captured, they would be constants of the program.
+        return structure.assemble(_lax.while_loop(*made, (fns.arrays, values))[1])
+
+    def make_run() -> Any:
+        goes_on, step = make()
+
         def run(own: list[Any], values: list[Any]) -> Any:
-            cond, body = map(tracked, fns_of(own))
+            def goes_on_from(values: list[Any]) -> Any:
+                return goes_on((own, values))
 
-            def goes_on(values: list[Any]) -> Any:
-                return cond(structure.assemble(values))
+            def step_from(values: list[Any]) -> list[Any]:
+                return step((own, values))[1]
 
-            def step(values: list[Any]) -> list[Any]:
-                return returned(where, "val", structure, values, body(structure.assemble(values)))
+            return counted_loop(kind, goes_on_from, step_from, values, max_steps, checkpoints)
 
-            if is_plain:
-                return None, _lax.while_loop(goes_on, step, values)
-            return counted_loop(kind, goes_on, step, values, max_steps, checkpoints)
-
+        # So that calls outside of a program find it again.
         return jax.jit(run, inline=True)
 
-    run = fns.cached((where, structure, is_plain, kind, max_steps, checkpoints), make)
+    run = fns.cached((where, structure, kind, max_steps, checkpoints), make_run)
     steps, values = run(fns.arrays, values)
     last = structure.assemble(values)
     return (last, steps) if return_steps else last
@@ -192,18 +201,10 @@ def filter_fori_loop(
     fns = Functions([body_fun])
 
     def make() -> Any:
-        fns_of = fns.assembler()
-
-        def step(i: Any, state: Any) -> Any:
-            own, values = state
-            after = tracked(fns_of(own)[0])(i, structure.assemble(values))
-            return own, returned(where, "val", structure, values, after)
-
-        return step
+        return _stepper(where, fns.assembler(), 0, structure)
 
     if kind == "lax":
         step = fns.cached((where, structure), make)
-        # The arrays of the function are carried: captured, they would be constants of the program.
         _, values = _lax.fori_loop(lower, upper, step, (fns.arrays, values), unroll=unroll)
         return structure.assemble(values)
     if unroll is not None:
@@ -236,6 +237,17 @@ def _step_count(lower: Any, upper: Any) -> int | None:
 
 
 # ---- the carry
+
+
+def _stepper(where: str, fns_of: Any, at: int, structure: Structure) -> Callable[..., Any]:
+    """A step for JAX of the function at a position: from and to `(arrays of functions, values)`."""
+
+    def step(*given: Any) -> Any:
+        *i, (own, values) = given
+        after = tracked(fns_of(own)[at])(*i, structure.assemble(values))
+        return own, returned(where, "val", structure, values, after)
+
+    return step
 
 
 def returned(
