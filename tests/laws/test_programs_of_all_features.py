@@ -19,7 +19,7 @@ import pytreemod as pm
 from pytreemod import nn
 from tests.helpers.comparing import assert_close
 
-# Slow: each program is compiled twice. (Five hundred were run on two versions of JAX.)
+# Slow: each program is compiled twice. (Ninety others were run, on two versions of JAX.)
 PROGRAMS = 40
 
 
