@@ -117,7 +117,6 @@ def filter_while_loop(
     check_callable("filter_while_loop", body_fun, "body_fun")
     values, structure = divide(init_val, is_value)
     where = f"filter_while_loop of {function_name(body_fun)}"
-
     fns = Functions([cond_fun, body_fun])
 
     def make() -> tuple[Any, Any]:

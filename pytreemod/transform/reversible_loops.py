@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import functools as ft
 from collections.abc import Callable
-from functools import partial
 from math import isqrt
 from typing import Any, NamedTuple
 
@@ -400,7 +399,7 @@ def _of_members(_: int, __: Any, going: Any) -> tuple[Any, bool]:
 
 
 def _where(flag: Any, new: PyTree, old: PyTree) -> PyTree:
-    return jtu.tree_map(partial(jnp.where, flag), new, old)
+    return jtu.tree_map(ft.partial(jnp.where, flag), new, old)
 
 
 def _at(tree: PyTree, i: Any) -> PyTree:
