@@ -23,10 +23,10 @@ from pytreemod.transform.abstract_calls import filter_eval_shape
 from pytreemod.transform.call_rules import CallRule, offered, unwrapped, wrap_calls
 from pytreemod.transform.capturing import without_state
 from pytreemod.tree.instances import notes_of
-from pytreemod.tree.members import holds_of
-from pytreemod.tree.nodes import Location, locations, own_class, record_of
+from pytreemod.tree.members import layer_axes_of
+from pytreemod.tree.nodes import Location, is_module, locations, own_class
 from pytreemod.tree.paths import path_text, pattern_text
-from pytreemod.tree.predicates import is_array
+from pytreemod.tree.predicates import is_abstract, is_array
 from pytreemod.tree.printing import tree_pformat
 from pytreemod.tree.reports import aligned
 from pytreemod.tree.selecting import as_selector
@@ -58,7 +58,7 @@ def param_count(model: PyTree, selector: FilterSpec | None = None) -> int:
     locs = list(locations(model))
     chosen = map(_is_trained, locs) if selector is None else as_selector(selector).mask(model)
     pairs = zip(locs, chosen, strict=True)
-    return sum(loc.leaf.size for loc, is_chosen in pairs if is_chosen and _has_shape(loc.leaf))
+    return sum(loc.leaf.size for loc, is_chosen in pairs if is_chosen and is_abstract(loc.leaf))
 
 
 class SummaryRow(NamedTuple):
@@ -196,7 +196,7 @@ def summary(model: PyTree, *example: Any, depth: int | None = None, **options: A
     return Summary(
         tuple(row for row in rows.values() if depth is None or row.depth <= depth),
         param_count(inner),
-        sum(_bytes(loc) for loc in locations(inner) if _has_shape(loc.leaf)),
+        sum(_bytes(loc) for loc in locations(inner) if is_abstract(loc.leaf)),
         tuple(f"{pattern_text(path)}  {describe(leaf)}" for path, leaf in values),
         tuple(f"{pattern_text(p + t.place)} = {pattern_text(p + t.source)}" for p, t in ties),
     )
@@ -208,7 +208,7 @@ def _rows(model: PyTree, modules: dict[KeyPath, Any]) -> dict[str, SummaryRow]:
     own = {path: list[Location]() for path in modules}
     for loc in locations(model):
         around = [p for n in range(len(loc.path) + 1) if (p := loc.path[:n]) in modules]
-        if around and _has_shape(loc.leaf):
+        if around and is_abstract(loc.leaf):
             own[around[-1]].append(loc)
             for path in around:
                 inside[path].append(loc)
@@ -216,7 +216,7 @@ def _rows(model: PyTree, modules: dict[KeyPath, Any]) -> dict[str, SummaryRow]:
     for path, module in modules.items():
         outer = [p for n in range(len(path)) if (p := path[:n]) in modules]
         start, first = len(outer[-1]) if outer else 0, inside[path][:1]
-        axes = [(loc.leaf.shape[i], hold) for loc in first for i, hold in enumerate(holds_of(loc))]
+        axes = [(x.leaf.shape[i], axis) for x in first for i, axis in enumerate(layer_axes_of(x))]
         rows[path_text(path)] = SummaryRow(
             pattern_text(path),
             own_class(module).__name__,
@@ -224,22 +224,18 @@ def _rows(model: PyTree, modules: dict[KeyPath, Any]) -> dict[str, SummaryRow]:
             bytes=sum(map(_bytes, inside[path])),
             dtype=", ".join(dict.fromkeys(short_dtype(loc.leaf.dtype) for loc in own[path])),
             depth=len(outer),
-            layers=math.prod(n for n, hold in axes if start < len(hold.whole) <= len(path)),
+            layers=math.prod(n for n, axis in axes if start < len(axis.whole) <= len(path)),
         )
     return rows
 
 
 def _is_row(node: Any) -> bool:
     """Whether a Module has a row, and is not part of the form in which an array is stored."""
-    return record_of(node) is not None and not is_computed(node) and not is_token(node)
-
-
-def _has_shape(leaf: Any) -> bool:
-    return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+    return is_module(node) and not is_computed(node) and not is_token(node)
 
 
 def _is_trained(loc: Location) -> bool:
-    is_inexact = _has_shape(loc.leaf) and jnp.issubdtype(loc.leaf.dtype, jnp.inexact)
+    is_inexact = is_abstract(loc.leaf) and jnp.issubdtype(loc.leaf.dtype, jnp.inexact)
     return is_inexact and loc.role != "buffer"
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from pytreemod.nn.stacked_layers import Stacked
 from pytreemod.state.values import State
-from pytreemod.tree.instances import notes_of, record_of
+from pytreemod.tree.instances import is_module, notes_of
 from pytreemod.tree.nodes import children_of
 from pytreemod.tree.paths import parse_pattern, step_name, step_names
 from pytreemod.typing import PyTree, class_of, is_instance
@@ -111,7 +111,7 @@ def ties_of(places: Iterable[Place]) -> list[TiedNames]:
     found: list[TiedNames] = []
     for place in places:
         # Both paths are below the Module that keeps the tie.
-        for tie in notes_of(place.node).ties if record_of(place.node) is not None else ():
+        for tie in notes_of(place.node).ties if is_module(place.node) else ():
             words = [(*place.words, *step_names(keys)) for keys in (tie.place, tie.source)]
             stars = "*" * len(place.layers)
             names = [Place(each, place.layers, (), None, None).name(stars) for each in words]

@@ -76,7 +76,7 @@ class _Assignable(Stored):
 
     __slots__ = ()
     # No annotation: the type hints of a Module class would include it.
-    __record__ = cast(Schema, None)
+    __module_schema__ = cast(Schema, None)
 
     def __setattr__(self, name: str, value: Any) -> None:
         try:
@@ -85,7 +85,7 @@ class _Assignable(Stored):
             is_built = is_finished(self)
         if is_built:
             _refuse_change(self, "assign to", name)
-        if name not in self.__record__.fields:
+        if name not in self.__module_schema__.fields:
             _assign_other(self, name, value)
             return
         if class_of(value) not in _PLAIN and _is_or_holds(value, self):
@@ -127,7 +127,7 @@ def _is_or_holds(value: Any, node: Any) -> bool:
 
 
 def _refuse_change(node: Any, what: str, name: str) -> None:
-    is_field = name in class_of(node).__record__.fields
+    is_field = name in class_of(node).__module_schema__.fields
     hint = f"model = model.replace({name}=...)" if is_field else f"{name}: ...  # in the class body"
     fact = f"cannot {what} {type(node).__qualname__}.{name}: Modules are immutable"
     raise FrozenError(fact, hint=hint)
@@ -138,7 +138,7 @@ def _assign_other(node: Any, name: str, value: Any) -> None:
     if hasattr(inspect.getattr_static(node, name, None), "__set__"):
         object.__setattr__(node, name, value)
         return
-    cls, known = type(node).__qualname__, class_of(node).__record__.fields
+    cls, known = type(node).__qualname__, class_of(node).__module_schema__.fields
     raise FrozenError(
         f"cannot assign to {cls}.{name}: the class declares no such field{nearest(name, known)}",
         hint=f"{name}: ...  # in the class body",
@@ -156,7 +156,7 @@ def _assign_other(node: Any, name: str, value: Any) -> None:
 class ModuleMeta(abc.ABCMeta):
     """Makes Module classes. Cooperative: combine it with other metaclasses as usual."""
 
-    __record__ = cast(Schema, None)
+    __module_schema__ = cast(Schema, None)
 
     def __new__(
         mcs,
@@ -186,7 +186,7 @@ class ModuleMeta(abc.ABCMeta):
         register(cls)
         if namespace.keys() - {"__orig_bases__", "__slots__", "__dict__"} == {"__module__"}:
             # Only cloudpickle makes such a class; a class statement defines a `__qualname__`, too.
-            type.__setattr__(cls, "__record__", _Later(cls))
+            type.__setattr__(cls, "__module_schema__", _Later(cls))
         else:
             _complete(cls, kw_only, is_abstract or strict is None)
         return cls
@@ -199,7 +199,7 @@ class ModuleMeta(abc.ABCMeta):
     ) -> _R:
         # Build, divide and freeze an instance. No docstring, because `help` would show it for any
         # `__call__` of an instance that has none.
-        schema = cls.__record__
+        schema = cls.__module_schema__
         if schema.refusal is not None:
             # A method of an instance with rules may call `type(self)`.
             if "__passes_for__" in _vars(cls):
@@ -234,8 +234,8 @@ class ModuleMeta(abc.ABCMeta):
         return schema.finish(node)
 
     def __setattr__(cls, name: str, value: Any) -> None:
-        schema = _vars(cls).get("__record__")  # None while the class is being made.
-        if name == "__record__":
+        schema = _vars(cls).get("__module_schema__")  # None while the class is being made.
+        if name == "__module_schema__":
             return  # A class makes its own.
         is_field = isinstance(schema, Schema) and name in schema.fields
         if is_field and not hasattr(value, "__set__") and class_of(value) is not LazyField:
@@ -282,7 +282,7 @@ def _complete(cls: Any, kw_only: bool, is_abstract: bool) -> None:
         # A converter takes other types than the field's, and so does a constraint: a number.
         converted = schema.converters | schema.constraints
         cls.__init__.__annotations__ |= dict.fromkeys(converted, Any)
-    put("__record__", schema)
+    put("__module_schema__", schema)
 
 
 def _as_dataclass(cls: Any, abstract: set[str], has_init: bool, kw_only: bool) -> None:
@@ -384,12 +384,12 @@ class _Later:
         if name.startswith("__"):  # `abc` asks each attribute whether it is abstract.
             raise AttributeError(name)
         cls = self.cls
-        if _vars(cls)["__record__"] is self:
+        if _vars(cls)["__module_schema__"] is self:
             _declare_again(cls)
             _complete(cls, False, getattr(cls, "__is_abstract__", False))
             for node, *parts in self.instances:
                 set_flat(node, flat_of(_restore(cls, *parts)))
-        return getattr(_vars(cls)["__record__"], name)
+        return getattr(_vars(cls)["__module_schema__"], name)
 
 
 def _reduce_lazy_field(lazy: LazyField) -> Any:
@@ -506,7 +506,7 @@ class Module(_Assignable, metaclass=ModuleMeta):
             >>> Point(1.0, 2.0).replace(y=3.0)
             Point(x=1.0, y=3.0)
         """
-        schema = class_of(self).__record__
+        schema = class_of(self).__module_schema__
         for name in [name for name in changes if name not in schema.fields]:
             fact = f"{type(self).__qualname__}.replace: no field {name!r}"
             raise FieldError(f"{fact}{nearest(name, schema.fields)}")
@@ -574,11 +574,11 @@ def _own_state(node: Any) -> Any:
 
 def _restore(cls: Any, values: Any, config: tuple[str, ...], notes: Any) -> Any:
     """Make a pickled instance again; fields that the class has gained since get their defaults."""
-    if class_of(cls.__record__) is _Later and "__dataclass_fields__" not in _vars(cls):
+    if class_of(cls.__module_schema__) is _Later and "__dataclass_fields__" not in _vars(cls):
         node = _new(cls)
-        cls.__record__.instances.append((node, values, config, notes))
+        cls.__module_schema__.instances.append((node, values, config, notes))
         return node
-    schema, values = cls.__record__, dict(referred(values))
+    schema, values = cls.__module_schema__, dict(referred(values))
     unknown = [name for name in values if name not in schema.fields]
     if unknown:
         fact = f"pickle of {cls.__qualname__}: it has values of {unknown}, which are no fields now"
@@ -592,4 +592,4 @@ def _restore_state(cls: Any, state: Any, notes: Any) -> Any:
     node = _new(cls)
     set_state = getattr(node, "__setstate__", node.__stored__.update)
     set_state(referred(state))
-    return with_notes(cls.__record__.finish(node), **notes._asdict())
+    return with_notes(cls.__module_schema__.finish(node), **notes._asdict())

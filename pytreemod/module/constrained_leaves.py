@@ -106,9 +106,9 @@ class Constraint(AbstractConstraint):
         values = {"unconstrained": unconstrained, "constraint": self}
         if isinstance(old, Constrained) and old.constraint == self:
             # The same leaf with another array, so that it has the same roles.
-            made = type(old).__record__.rebuild(old, {"unconstrained": unconstrained})
+            made = type(old).__module_schema__.rebuild(old, {"unconstrained": unconstrained})
             return with_notes(made, ranks=ranks)
-        return Constrained.__record__.make(values, ("constraint",), Notes(ranks=ranks))
+        return Constrained.__module_schema__.make(values, ("constraint",), Notes(ranks=ranks))
 
     def _refusal(self, fault: str, value: Any, where: str) -> str:
         fact = (

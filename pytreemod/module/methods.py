@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from pytreemod.module.references import referred, referring
-from pytreemod.tree.kinds import are_one
+from pytreemod.tree.kinds import same_static
 from pytreemod.tree.nodes import own_class
 from pytreemod.typing import jtu
 
@@ -91,7 +91,7 @@ def _are_one(one: Any, two: Any) -> bool:
     """
     leaves, treedef = jtu.tree_flatten(one)
     others, structure = jtu.tree_flatten(two)
-    return treedef == structure and all(map(are_one, leaves, others))
+    return treedef == structure and all(map(same_static, leaves, others))
 
 
 def bind(function: Callable[..., Any], owner: Any) -> BoundMethod:

@@ -21,9 +21,9 @@ from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.module.fields import declares
 from pytreemod.module.reading import is_computed, shape_of_one
 from pytreemod.module.roles import depth_of_holder, with_leaf_notes
-from pytreemod.tree.instances import notes_of, record_of
-from pytreemod.tree.members import holds_of
-from pytreemod.tree.nodes import Location, Represents, locations
+from pytreemod.tree.instances import is_module, notes_of
+from pytreemod.tree.members import layer_axes_of
+from pytreemod.tree.nodes import Location, locations
 from pytreemod.tree.paths import path_text, step_name
 from pytreemod.tree.prefixes import By
 from pytreemod.tree.renewing import with_new_containers
@@ -135,7 +135,7 @@ def names_of(loc: Location) -> AxisNames:
     shape, depth = _shape(loc.leaf), depth_of_holder(loc)
     if not shape or depth < 0:
         return (None,) * len(shape)
-    notes = dict(notes_of(_nodes(loc)[depth]).axes)
+    notes = dict(notes_of(loc.holders[depth]).axes)
     text = notes.get(tuple(map(step_name, loc.path[depth:])))
     names = (text and _said(loc, text)) or _annotated(loc, shape) or (None,) * len(shape)
     return tuple(None if name in names[:i] else name for i, name in enumerate(names))
@@ -157,9 +157,9 @@ def _said(loc: Location, text: str) -> AxisNames | None:
 
 def _annotated(loc: Location, shape: tuple[int, ...]) -> AxisNames | None:
     """The names that classes give to a leaf of this shape; None if they do not fit it."""
-    depth, nodes = depth_of_holder(loc), _nodes(loc)
+    depth, nodes = depth_of_holder(loc), loc.holders
     holder, front = nodes[depth], _front(loc)
-    above = max((i for i in range(depth) if record_of(nodes[i]) is not None), default=-1)
+    above = max((i for i in range(depth) if is_module(nodes[i])), default=-1)
     value = shape_of_one(holder) if is_computed(holder) and above >= 0 else None
     if value is not None:
         own = _of_class(nodes[above], loc.path[above:depth], value, ()) or ()
@@ -197,13 +197,8 @@ def _aligned(front: AxisNames, names: Any, shape: tuple[int, ...]) -> AxisNames 
 
 def _front(loc: Location) -> AxisNames:
     """The names of the layer axes of a leaf."""
-    nodes = [_nodes(loc)[len(hold.path)] for hold in holds_of(loc)]
-    return tuple(getattr(node, "axis_name", "layers") for node in nodes)
-
-
-def _nodes(loc: Location) -> list[Any]:
-    """The nodes above a leaf, one for each key of its path."""
-    return [node for node in loc.nodes if class_of(node) is not Represents]
+    nodes, axes = loc.holders, layer_axes_of(loc)
+    return tuple(getattr(nodes[len(axis.path)], "axis_name", "layers") for axis in axes)
 
 
 def _shape(leaf: Any) -> tuple[int, ...]:
@@ -238,7 +233,7 @@ def array_texts(annotation: Any) -> list[str]:
 def _options(cls: Any, steps: tuple[str, ...]) -> list[list[str]]:
     """The axes in the annotation of the arrays at these steps below a Module, by alternative."""
     try:
-        annotation = evaluated(cls, cls.__record__.fields[steps[0]])
+        annotation = evaluated(cls, cls.__module_schema__.fields[steps[0]])
     except Exception:
         return []
     for step in steps[1:]:

@@ -23,8 +23,8 @@ from typing import Any
 import jax
 
 from pytreemod.errors import FieldError, ShapeError, describe
-from pytreemod.tree.instances import all_stored, flat_of, is_derivative, notes_of, record_of, stored
-from pytreemod.tree.nodes import children_of
+from pytreemod.tree.instances import all_stored, flat_of, is_derivative, notes_of, schema_of, stored
+from pytreemod.tree.nodes import children_of, is_module
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_abstract, is_array
 from pytreemod.tree.surgery import replace_at
@@ -102,7 +102,7 @@ def follow(node: Any, path: Iterable[Any], is_evaluated: bool = True) -> Any:
     """
     keys = [*path]
     for i, key in enumerate(keys):
-        held = stored(node, key.name) if record_of(node) is not None else None
+        held = stored(node, key.name) if is_module(node) else None
         if is_computed(held):
             is_end = i + 1 == len(keys) and is_evaluated
             node = evaluate_each(held, path_text(tuple(keys))) if is_end else held
@@ -128,7 +128,7 @@ def computed_once(node: Any, values: dict[str, Any]) -> Any:
     _, (split, notes, *_) = flat_of(node)
     rest = [tie for tie in notes.ties if tie.place[1:] or tie.place[0].name not in values]
     stored_now = {**all_stored(node), **values}
-    return record_of(node).make(stored_now, split.config, notes._replace(ties=tuple(rest)))
+    return schema_of(node).make(stored_now, split.config, notes._replace(ties=tuple(rest)))
 
 
 # ---- computed leaves

@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from pytreemod.errors import ArgumentError, SpecError, describe
-from pytreemod.tree.instances import notes_of, record_of, with_notes
-from pytreemod.tree.nodes import Location, Represents, children_of, leaves_shown, locations
+from pytreemod.tree.instances import is_module, notes_of, with_notes
+from pytreemod.tree.nodes import Location, children_of, leaves_shown, locations
 from pytreemod.tree.partitioning import mask_of
 from pytreemod.tree.paths import path_text, step_name
 from pytreemod.tree.renewing import with_children, with_new_containers
-from pytreemod.typing import FilterSpec, KeyPath, class_of
+from pytreemod.typing import FilterSpec, KeyPath
 
 _T = TypeVar("_T")
 
@@ -123,5 +123,4 @@ def with_leaf_notes(model: _T, kind: str, values: Iterable[tuple[Location, Any]]
 
 def depth_of_holder(loc: Location) -> int:
     """Return the number of keys to the innermost Module above a leaf; -1 if there is none."""
-    nodes = [node for node in loc.nodes if class_of(node) is not Represents]
-    return max((i for i, node in enumerate(nodes) if record_of(node) is not None), default=-1)
+    return max((i for i, node in enumerate(loc.holders) if is_module(node)), default=-1)

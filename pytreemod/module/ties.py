@@ -21,9 +21,9 @@ from pytreemod.module.constrained_leaves import Constrained
 from pytreemod.module.reading import Tie, evaluate_each, follow, is_computed, mapped, pass_through
 from pytreemod.tree.instances import (
     is_finished,
+    is_module,
     notes_of,
     reading_stored,
-    record_of,
     stored,
     with_notes,
 )
@@ -103,7 +103,7 @@ def tie(
     """
     if through is not None and not callable(through):
         raise ArgumentError("tie(through)", "a function of an array", describe(through))
-    if record_of(model) is not None and not is_finished(model):
+    if is_module(model) and not is_finished(model):
         hint = f"model = pm.tie({type(model).__name__}(...), {place!r}, to={to!r})"
         raise SpecError("tie returns a new model: `self` is still being built", hint=hint)
     model = with_new_containers(model)
@@ -133,7 +133,7 @@ def _tied(model: Any, place: KeyPath, source: KeyPath, through: Callable[[Any], 
         is_tied = _is_within(place, there) or _is_within(there, place)
         if is_tied or is_chain or is_partly:
             refuse_tied(there, from_there)
-    above = [i for i in range(shared + 1) if record_of(_node_at(model, place[:i])) is not None]
+    above = [i for i in range(shared + 1) if is_module(_node_at(model, place[:i]))]
     if not above:
         fact = f"{where}: a Module above both must keep the tie"
         raise SpecError(fact, hint="class Pair(pm.Module): ...")
@@ -231,7 +231,7 @@ def untie(model: _T, place: str | Where | None = None) -> _T:
 
 def _untied(node: Any, chosen: set[KeyPath] | None, path: KeyPath) -> Any:
     """A tree without the ties of some paths, from the top, because a tie may reach far down."""
-    ties = () if record_of(node) is None else notes_of(node).ties
+    ties = () if not is_module(node) else notes_of(node).ties
     gone = [tie for tie in ties if chosen is None or (*path, *tie.place) in chosen]
     if gone:
         values = [(tie.place, value) for tie, value in _values_of(node, gone)]

@@ -16,7 +16,7 @@ from pytreemod.module.naming_axes import array_texts, evaluated
 def size_names(cls: Any) -> list[str]:
     """Return the static fields of a Module class that shapes depend on."""
     used = {axis for axes in declared_axes(cls).values() for axis in axes}
-    return [name for name in cls.__record__.fields if name in used]
+    return [name for name in cls.__module_schema__.fields if name in used]
 
 
 # Cached for the process, because JAX never frees the classes of its pytrees.
@@ -32,8 +32,8 @@ def declared_axes(cls: Any) -> dict[str, list[int | str]]:
         FieldWarning: if an annotation cannot be evaluated.
     """
     found: dict[str, list[int | str]] = {}
-    static = cls.__record__.static
-    for name, field in cls.__record__.fields.items():
+    static = cls.__module_schema__.static
+    for name, field in cls.__module_schema__.fields.items():
         try:
             texts = array_texts(evaluated(cls, field))
         except Exception as error:

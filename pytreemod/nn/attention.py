@@ -33,7 +33,7 @@ from pytreemod.nn.normalization import LayerNorm, RMSNorm
 from pytreemod.nn.rotary import RotaryPositionalEmbedding
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.making import make_with_state
-from pytreemod.state.tokens import RngStream, StateIndex, holding
+from pytreemod.state.tokens import RngStream, StateIndex, with_init
 from pytreemod.state.values import State
 from pytreemod.transform.call_rules import CallRule, rules_of
 from pytreemod.typing import PyTree, Tracer, jtu
@@ -618,7 +618,7 @@ def reset_cache(
         slots = node.cache.init[0].shape[-2] if size is None else size
         lead = (*weight.shape[:-2], *batch)
         cache = node.empty_cache(lead, slots, weight.dtype if dtype is None else dtype)
-        return node.replace(cache=holding(node.cache, cache))
+        return node.replace(cache=with_init(node.cache, cache))
 
     if not any(map(has_cache, jtu.tree_leaves(model, is_leaf=has_cache))):
         hint = ("Create a layer with a cache:", "nn.MultiheadAttention(..., cache_size=size)")

@@ -236,7 +236,7 @@ def _convolved(x: Array, weight: Array, groups: int, split: Any, options: Any) -
     return jax.shard_map(local, in_specs=(x_at, weight_at), out_specs=x_at)(x, weight)
 
 
-def filled_in(
+def with_spatial_dims(
     init: Callable[Concatenate[Any, int, _Rest], None], dims: int
 ) -> Callable[[Any], Callable[Concatenate[Any, _Rest], None]]:
     """Replace an empty `__init__` by another one whose parameter num_spatial_dims is filled in."""
@@ -338,7 +338,7 @@ class Conv1d(Conv):
         (4, 7)
     """
 
-    @filled_in(Conv.__init__, 1)
+    @with_spatial_dims(Conv.__init__, 1)
     def __init__(self): ...
 
 
@@ -359,7 +359,7 @@ class Conv2d(Conv):
         (7, 4, 4, 4)
     """
 
-    @filled_in(Conv.__init__, 2)
+    @with_spatial_dims(Conv.__init__, 2)
     def __init__(self): ...
 
 
@@ -380,7 +380,7 @@ class Conv3d(Conv):
         (2, 4, 4, 4)
     """
 
-    @filled_in(Conv.__init__, 3)
+    @with_spatial_dims(Conv.__init__, 3)
     def __init__(self): ...
 
 
@@ -572,7 +572,7 @@ class ConvTranspose1d(_Arranged):
         (4, 11)
     """
 
-    @filled_in(_Arranged.__init__, 1)
+    @with_spatial_dims(_Arranged.__init__, 1)
     def __init__(self): ...
 
 
@@ -594,7 +594,7 @@ class ConvTranspose2d(_Arranged):
         (7, 4, 18, 18)
     """
 
-    @filled_in(_Arranged.__init__, 2)
+    @with_spatial_dims(_Arranged.__init__, 2)
     def __init__(self): ...
 
 
@@ -615,5 +615,5 @@ class ConvTranspose3d(_Arranged):
         (2, 5, 5, 5)
     """
 
-    @filled_in(_Arranged.__init__, 3)
+    @with_spatial_dims(_Arranged.__init__, 3)
     def __init__(self): ...

@@ -17,7 +17,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from pytreemod.state.values import State
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.split_arrays import explicit_mesh, split_axes
+from pytreemod.tree.snapshots import states_in
+from pytreemod.tree.split_arrays import axes_of_type, explicit_mesh, spec_of_split, split_axes
 from pytreemod.typing import jtu, untyped_jax
 
 _T = TypeVar("_T")
@@ -61,7 +62,7 @@ def call_on_mesh(
         out = call(own, *own_args, **own_kwargs)
         results, out_tree = jtu.tree_flatten(out)
         kept: dict[int, _Split] = {}
-        for new in _states_in(out):
+        for new in states_in(out):
             # A State is returned with the values that it came with, so in their order.
             ours, old = jtu.tree_leaves(new), jtu.tree_leaves(states)
             if len(ours) == len(old):
@@ -73,22 +74,10 @@ def call_on_mesh(
         ]
         return results
 
-    names = tuple(
-        name
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if kind == AxisType.Explicit
-    )
+    names = axes_of_type(mesh, AxisType.Explicit)
     on_mesh = untyped_jax.sharding.auto_axes(run, axes=names, out_sharding=shardings)
     results = on_mesh([leaves[i] for i in places])
     return jtu.tree_unflatten(out_tree, results)
-
-
-def _states_in(out: Any) -> list[State]:
-    def is_state(node: object) -> bool:
-        return isinstance(node, State)
-
-    found = jtu.tree_leaves(out, is_leaf=is_state)
-    return [node for node in found if isinstance(node, State)]
 
 
 def _split_of_weight(layer: Any, features: Features) -> tuple[tuple[str, ...], int]:
@@ -122,9 +111,7 @@ def _split(array: Any) -> _Split:
 
 
 def _sharding(mesh: Any, split: _Split) -> NamedSharding:
-    return NamedSharding(
-        mesh, PartitionSpec(*((None, *at)[-1] if len(at) < 2 else at for at in split))
-    )
+    return NamedSharding(mesh, spec_of_split(split))
 
 
 # ---- stacked layers

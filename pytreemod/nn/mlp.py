@@ -16,6 +16,7 @@ from pytreemod.nn.base import AnyArray, Initializer, divide_key, layer_call
 from pytreemod.nn.linear import Linear
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.transform.vmap import filter_vmap
+from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import jtu
 
@@ -143,14 +144,9 @@ def _at(index: int, leaf: Any) -> Any:
     return leaf[index] if is_array(leaf) else leaf
 
 
-def _is_function(activation: Any) -> bool:
-    """Whether an activation is not a tree, and so has no parameters."""
-    return jtu.all_leaves([activation])
-
-
 def _copied(activation: Callable[..., Any], *sizes: int) -> Callable[..., Any]:
     """Copy an activation that has parameters for each entry of some leading axes."""
-    if _is_function(activation):
+    if not is_node(activation):
         return activation
     # From the inside out: the axis that is mapped last becomes the first.
     for size in reversed(sizes):
@@ -160,9 +156,8 @@ def _copied(activation: Callable[..., Any], *sizes: int) -> Callable[..., Any]:
 
 def _activated(activation: Callable[..., Any], x: Array, by_neuron: bool = True) -> Array:
     """Apply a function to all of x, or each copy of a Module to each number of its neuron."""
-    if _is_function(activation):
+    if not is_node(activation):
         return activation(x)
-
     # A copy gets one number, which it may branch on; the other axes are examples, which share it.
     mapped: Any = filter_vmap(operator.call) if by_neuron else operator.call
     for _ in range(x.ndim - by_neuron):

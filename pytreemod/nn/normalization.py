@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
@@ -65,12 +64,15 @@ def initial_affine(
     """A weight of ones and a bias of zeros, or as the initializers draw them; None for no shape."""
     # A layer without initializers needs no key.
     keys: Any = split_key(key, 2) if weight_init or bias_init else (None, None)  # pyright: ignore[reportArgumentType]  (JAX refuses None)
-    inits: Any = weight_init or jax.nn.initializers.ones, bias_init or jax.nn.initializers.zeros
-    weight, bias = (
-        None if shape is None else jnp.asarray(init(key, shape, float_dtype(dtype)))
-        for init, key, shape in zip(inits, keys, shapes, strict=True)
-    )
-    return weight, bias
+    dtype = float_dtype(dtype)
+
+    def made(init: Initializer | None, plain: Any, key: Any, shape: Any) -> Any:
+        if shape is None or init is None:
+            return None if shape is None else plain(shape, dtype)
+        return jnp.asarray(init(key, shape, dtype))
+
+    weight = made(weight_init, jnp.ones, keys[0], shapes[0])
+    return weight, made(bias_init, jnp.zeros, keys[1], shapes[1])
 
 
 class _OverLastAxes(Module):

@@ -23,9 +23,9 @@ from pytreemod.nn.convolution import (
     check_padding,
     check_sizes,
     check_window,
-    filled_in,
     pads_per_axis,
     per_axis,
+    with_spatial_dims,
 )
 from pytreemod.state.key_sources import KeyLike
 
@@ -215,7 +215,7 @@ class MaxPool1d(MaxPool):
         [[1.0, 3.0, 5.0]]
     """
 
-    @filled_in(MaxPool.__init__, 1)
+    @with_spatial_dims(MaxPool.__init__, 1)
     def __init__(self): ...
 
 
@@ -236,7 +236,7 @@ class MaxPool2d(MaxPool):
         (7, 3, 4, 4)
     """
 
-    @filled_in(MaxPool.__init__, 2)
+    @with_spatial_dims(MaxPool.__init__, 2)
     def __init__(self): ...
 
 
@@ -257,7 +257,7 @@ class MaxPool3d(MaxPool):
         (3, 2, 2, 2)
     """
 
-    @filled_in(MaxPool.__init__, 3)
+    @with_spatial_dims(MaxPool.__init__, 3)
     def __init__(self): ...
 
 
@@ -278,7 +278,7 @@ class AvgPool1d(AvgPool):
         [[0.5, 2.5, 4.5]]
     """
 
-    @filled_in(AvgPool.__init__, 1)
+    @with_spatial_dims(AvgPool.__init__, 1)
     def __init__(self): ...
 
 
@@ -299,7 +299,7 @@ class AvgPool2d(AvgPool):
         (7, 3, 4, 4)
     """
 
-    @filled_in(AvgPool.__init__, 2)
+    @with_spatial_dims(AvgPool.__init__, 2)
     def __init__(self): ...
 
 
@@ -320,7 +320,7 @@ class AvgPool3d(AvgPool):
         (3, 2, 2, 2)
     """
 
-    @filled_in(AvgPool.__init__, 3)
+    @with_spatial_dims(AvgPool.__init__, 3)
     def __init__(self): ...
 
 

@@ -12,7 +12,7 @@ from pytreemod.module.classes import Module
 from pytreemod.nn.base import StatefulLayer, call_layer, divide_key, takes_state
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.values import State
-from pytreemod.typing import jtu
+from pytreemod.tree.nodes import is_node
 
 _T = TypeVar("_T")
 
@@ -105,7 +105,7 @@ class Sequential(StatefulLayer):
         for number, layer in enumerate(self.layers):
             # In a tuple a function would be a leaf that is not an array, which plain JAX refuses.
             # `Lambda` makes it configuration, in a field.
-            if not callable(layer) or jtu.all_leaves([layer]):
+            if not callable(layer) or not is_node(layer):
                 fact = f"Sequential(layers)[{number}] is not a layer, but {describe(layer)}"
                 raise ArgumentError(fact, hint="nn.Lambda(f)" if callable(layer) else ())
 

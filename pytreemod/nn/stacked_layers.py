@@ -490,5 +490,5 @@ def _has_axes(leaf: Any) -> bool:
 def _has_seeded_streams(state: State) -> bool:
     return any(
         kind is RngStream and value.key is not None
-        for kind, value in zip(state.__child_kinds__(), state.__values__().values(), strict=True)
+        for kind, value in zip(state.__token_types__(), state.__values__().values(), strict=True)
     )

@@ -13,8 +13,8 @@ from pytreemod.nn.base import output_and_state
 from pytreemod.state.making import make_with_state
 from pytreemod.state.tokens import RngStream, is_moved, tokens_of
 from pytreemod.state.values import State
+from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
-from pytreemod.typing import jtu
 
 _M = TypeVar("_M")
 _B = TypeVar("_B", bound="Stateful[Any]")
@@ -111,7 +111,7 @@ class Stateful(Module, Generic[_M]):
         """Undo `split` for the random streams; a net without streams is unchanged."""
         state = self._newest()
         # Code for ensembles need not check whether there are streams.
-        return self.replace(state=state.join()) if RngStream in state.__child_kinds__() else self
+        return self.replace(state=state.join()) if RngStream in state.__token_types__() else self
 
     def restored(self: _B) -> _B:
         """Return the net from before the call that used it up; see `State.restored`."""
@@ -123,7 +123,7 @@ class Stateful(Module, Generic[_M]):
         # A separate State for the call: if it fails half-way, this one is still valid.
         own = self._newest().substate(self.model)
         # A model without State is called without it, so that the same code works.
-        if not own.__child_kinds__() and not _requires_state(fn):
+        if not own.__token_types__() and not _requires_state(fn):
             return fn(*args, **kwargs), self
         out, new = output_and_state(fn, fn(*args, **kwargs, state=own))
         if new is own:
@@ -178,7 +178,7 @@ def stateful(model: _M, state: State | None = None, /) -> Stateful[_M]:
 
         >>> net = pm.stateful(*pm.make_with_state(pm.nn.BatchNorm)(2))
     """
-    if isinstance(model, type) or jtu.all_leaves([model]):
+    if isinstance(model, type) or not is_node(model):
         raise ArgumentError("stateful(model)", "a model", describe(model))
     if state is not None:
         state.substate(model)  # Raises if it belongs to another model.

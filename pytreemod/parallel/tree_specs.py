@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, nearest
 from pytreemod.module.naming_axes import AxisNames, names_of
-from pytreemod.transform.axis_rules import AxisRules, check_is_mesh, mesh_axes
+from pytreemod.transform.axis_rules import AxisRules, check_is_mesh, mesh_axes, spec_text
 from pytreemod.tree.nodes import Location, locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.prefixes import By
@@ -143,8 +143,7 @@ def _misfits(row: SplitLeaf, sizes: Mapping[Any, int] | None) -> Iterator[tuple[
     """Yield what is wrong with a leaf: the fact, and a line with its path."""
     axes = [axis for entry in row.spec for axis in mesh_axes(entry)]
     own = " ".join(name or "_" for name in row.names)
-    spec = f"P({', '.join(map(repr, row.spec))})"
-    at = f"{path_text(row.loc.path)}: {describe(row.loc.leaf)} ({own}) as {spec}"
+    at = f"{path_text(row.loc.path)}: {describe(row.loc.leaf)} ({own}) as {spec_text(row.spec)}"
     if len({*axes}) < len(axes) or (sizes is not None and not {*axes} <= sizes.keys()):
         yield _FACTS[SpecError], at
     elif sizes is not None:

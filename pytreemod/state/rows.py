@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import StateError, describe
+from pytreemod.module.reading import ranks_of
 from pytreemod.state.streams import Stream, numbers_of
 from pytreemod.state.tokens import Nothing, RngStream, is_moved, is_token
 from pytreemod.tree.comparison import compare
@@ -138,11 +139,6 @@ def as_array(leaf: Any) -> Any:
 def is_strong(leaf: Any) -> bool:
     """Whether a leaf is a JAX array with a strong dtype."""
     return isinstance(leaf, jax.Array) and not getattr(leaf, "weak_type", False)
-
-
-def ranks_of(value: Any) -> tuple[int, ...]:
-    """Return the number of axes of each leaf of a value; 0 for a leaf that is not an array."""
-    return tuple(getattr(leaf, "ndim", 0) for leaf in jtu.tree_leaves(value))
 
 
 def check_ranks(where: str, row: Row, value: Any) -> None:

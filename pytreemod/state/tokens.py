@@ -55,7 +55,7 @@ def map_tokens(fn: Callable[[Any], Any], tree: PyTree) -> PyTree:
     return jtu.tree_map(visit, tree, is_leaf=is_token)
 
 
-def holding(token: Any, value: Any) -> Any:
+def with_init(token: Any, value: Any) -> Any:
     """Return a token like this with an initial value, and in no State."""
     return token.replace(init=Nothing() if value is None else value, marker=Unnamed())
 

@@ -27,9 +27,9 @@ from pytreemod.state.tokens import (
     RngStream,
     StateIndex,
     Unnamed,
-    holding,
     map_tokens,
     tokens_of,
+    with_init,
 )
 from pytreemod.tree.comparison import are_equal
 from pytreemod.tree.paths import some_of
@@ -458,7 +458,7 @@ class State(AbstractState):
 
         def restore(token: Any) -> Any:
             values = self._values
-            return holding(token, values[token.marker]) if token.marker in values else token
+            return with_init(token, values[token.marker]) if token.marker in values else token
 
         filled = map_tokens(restore, model)
         self._use_up("fill")
@@ -578,7 +578,7 @@ class State(AbstractState):
         # A copy, or a State in another process, has no substates and is none.
         return _make, (self._values, self._rows, None, self._used)
 
-    def __child_kinds__(self) -> list[type]:
+    def __token_types__(self) -> list[type]:
         return [row.kind for row in self._rows.values()]
 
     def __layers__(self) -> list[tuple[int, ...]]:

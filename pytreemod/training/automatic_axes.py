@@ -13,10 +13,10 @@ from contextlib import suppress
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType
 
 from pytreemod.tree.snapshots import divide
-from pytreemod.tree.split_arrays import explicit_mesh, split_axes
+from pytreemod.tree.split_arrays import axes_of_type, explicit_mesh, spec_of_split, split_axes
 from pytreemod.typing import PyTree, jtu, untyped_jax
 
 
@@ -37,9 +37,8 @@ def with_automatic_axes(fn: Callable[..., Any], *trees: PyTree, like: Callable[[
     def run(arrays: Any) -> list[Any]:
         return jtu.tree_leaves(fn(*structure.assemble(arrays)))
 
-    axes = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    names = tuple(name for name, kind in axes if kind == AxisType.Explicit)
-    specs = [PartitionSpec(*(at or None for at in split_axes(x))) for x in known]
+    names = axes_of_type(mesh, AxisType.Explicit)
+    specs = [spec_of_split(split_axes(x)) for x in known]
     on_mesh = untyped_jax.sharding.auto_axes(run, axes=names, out_sharding=specs)
     with _context(mesh):
         return form.unflatten(on_mesh(arrays))

@@ -17,7 +17,7 @@ from pytreemod.module.computed_leaves import computed
 from pytreemod.module.reading import is_computed
 from pytreemod.transform.vmap import filter_vmap
 from pytreemod.tree.members import count_member_axes
-from pytreemod.tree.nodes import DEFAULT_ROLE, Represents, is_node, locations, record_of
+from pytreemod.tree.nodes import DEFAULT_ROLE, is_node, locations, schema_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.renewing import with_new_containers
@@ -148,12 +148,11 @@ def replace_parameters(
     """
     chosen: dict[KeyPath, Parameter] = {}
     for i, (loc, is_picked) in enumerate(zip(locations(model), picks, strict=True)):
-        # A node that only says whose child a value is adds no key to the path.
-        nodes = [node for node in loc.nodes if type(node) is not Represents]
+        nodes = loc.holders
         length = next((i for i, node in enumerate(nodes) if is_computed(node)), len(nodes))
         path, node = loc.path[:length], (*nodes, loc.leaf)[length]
-        records = zip(map(record_of, nodes), path, strict=False)
-        roles = (DEFAULT_ROLE if r is None else r.role(key.name) for r, key in records)
+        schemas = zip(map(schema_of, nodes), path, strict=False)
+        roles = (DEFAULT_ROLE if r is None else r.role(key.name) for r, key in schemas)
         is_declared = len(nodes) == len(loc.nodes) and all(r == DEFAULT_ROLE for r in roles)
         if is_picked:
             axes = count_member_axes(nodes[:length], path)

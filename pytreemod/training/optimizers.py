@@ -21,7 +21,7 @@ from pytreemod.training.automatic_axes import mirrored, with_automatic_axes
 from pytreemod.training.per_layer import accepted, is_same_stacked, per_layer, per_member
 from pytreemod.transform.capturing import released
 from pytreemod.transform.chosen_leaves import trainable_mask, warn_of_shared
-from pytreemod.tree.members import holds_of
+from pytreemod.tree.members import layer_axes_of
 from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.prefixes import By, by, first_of
@@ -234,7 +234,7 @@ def _refuse_whole(what: str, rule: Any, params: PyTree) -> None:
     Raises:
         ArgumentError: if it does; what would be right is tried, too.
     """
-    if not any(map(holds_of, locations(params))) or is_same_stacked(rule, params):
+    if not any(map(layer_axes_of, locations(params))) or is_same_stacked(rule, params):
         return
     fact = (
         f"Optimizer.init: {what} does not do the same to stacked layers, or members, as to each by "

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import ArgumentError
-from pytreemod.tree.members import holds_of, without_axes
+from pytreemod.tree.members import layer_axes_of, without_axes
 from pytreemod.tree.nodes import locations
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.traces import run_again
@@ -125,12 +125,12 @@ def _groups(tree: PyTree, which: _Which) -> dict[Any, _Group]:
     """Group leaves by the lengths of their axes; members by their Ensemble, too."""
     groups: dict[Any, _Group] = {}
     for i, loc in enumerate(locations(tree)):
-        holds = holds_of(loc)
-        while which == "members" and holds and not holds[-1].is_independent:
-            holds.pop()
-        lengths = np.shape(loc.leaf)[: len(holds)]
-        key = lengths if which == "all" else (lengths, *(hold.path for hold in holds[-1:]))
-        groups.setdefault(key, _Group(len(holds), [])).places.append(i)
+        axes = layer_axes_of(loc)
+        while which == "members" and axes and not axes[-1].is_independent:
+            axes.pop()
+        lengths = np.shape(loc.leaf)[: len(axes)]
+        key = lengths if which == "all" else (lengths, *(axis.path for axis in axes[-1:]))
+        groups.setdefault(key, _Group(len(axes), [])).places.append(i)
     return groups
 
 
@@ -184,7 +184,7 @@ def is_same_stacked(rule: Any, params: PyTree) -> bool:
         nothing.
     """
     leaves, structure = jtu.tree_flatten(params)
-    axes = [len(holds_of(loc)) for loc in locations(params)]
+    axes = [len(layer_axes_of(loc)) for loc in locations(params)]
     toys, grads = _toys(leaves, axes)
     groups = [*_groups(structure.unflatten(toys), "members").values()]
 

@@ -36,13 +36,13 @@ from pytreemod.transform.call_rules import (
     rules_of,
     with_rules,
 )
-from pytreemod.tree.nodes import children_of, record_of
+from pytreemod.tree.nodes import children_of, schema_of
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.predicates import is_array
+from pytreemod.tree.predicates import is_abstract
 from pytreemod.tree.prefixes import By, by, first_of
 from pytreemod.tree.renewing import with_children, with_new_containers
 from pytreemod.tree.selecting import as_selector
-from pytreemod.tree.traces import traced_apart, value_apart
+from pytreemod.tree.traces import context_value, trace_context
 from pytreemod.typing import KeyPath, class_of, jtu
 
 _T = TypeVar("_T")
@@ -271,14 +271,14 @@ class _Casting(CallRule):
 
     def around(self, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
         """Make the call, in the dtype of the computation."""
-        p, around = self.precision, value_apart(_REGION)
+        p, around = self.precision, context_value(_REGION)
         if p is None:
-            with traced_apart(_REGION, None):
+            with trace_context(_REGION, None):
                 out = call(module, *args, **kwargs)
             return out if around is None else _cast(out, around)
         entered = _with_parts(module, lambda child, _: _cast(child, p.compute))
         args, kwargs = _cast((args, kwargs), p.compute)
-        with traced_apart(_REGION, p.compute):
+        with trace_context(_REGION, p.compute):
             out = call(entered, *args, **kwargs)
         return _cast(_with_stored(out, module, entered), around or p.output)
 
@@ -349,17 +349,16 @@ def _with_parts(node: Any, visit: Callable[[Any, Any], Any]) -> Any:
     The class decides about buffers: a part of a model that is frozen by a role still computes in
     the same dtype.
     """
-    record, children = record_of(node), children_of(node) or []
+    schema, children = schema_of(node), children_of(node) or []
     parts = [
-        child if record is not None and record.role(key.name) == "buffer" else visit(child, key)
+        child if schema is not None and schema.role(key.name) == "buffer" else visit(child, key)
         for key, child in children
     ]
     return with_children(node, children, parts)
 
 
 def _has_floats(leaf: Any) -> bool:
-    is_shaped = is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
-    return is_shaped and bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+    return is_abstract(leaf) and bool(jnp.issubdtype(leaf.dtype, jnp.floating))
 
 
 def _as_dtype(array: Any, dtype: str) -> Any:

@@ -62,9 +62,6 @@ class Quantized(Computed):
         rows = numbers.reshape(m, groups, n // groups).astype(self.scales.dtype)
         return (rows * self.scales[:, :, None]).reshape(m, *inner)
 
-    def __value_shape__(self) -> tuple[int, ...] | None:
-        return self.shape
-
     def __part_axis_names__(self, names: Any) -> dict[str, Any]:
         # Along a row, bytes and groups are not the entries that the name refers to.
         return {"numbers": (names[0], None), "scales": (names[0], None)}

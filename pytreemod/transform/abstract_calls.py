@@ -230,6 +230,5 @@ def filter_closure_convert(
 
     closed, out_struct = _trace(fn, args, kwargs, finish)
     arrays, structure = divide((args, kwargs), is_abstract)
-    structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
-    types = _Types((structs, structure), found[-1], out_struct)
+    types = _Types((list(map(_struct, arrays)), structure), found[-1], out_struct)
     return ClosureConverted(function_name(fn), types, list(closed.consts), closed.jaxpr)

@@ -169,11 +169,6 @@ def _repeated(spec: Any, leaf: Any) -> Any:
     return jnp.asarray(leaf) if is_stacked else leaf
 
 
-def moved(array: Any, axis: int) -> Any:
-    """Return an array whose axis 0 is moved to `axis`."""
-    return array if axis == 0 else jnp.moveaxis(array, 0, axis)
-
-
 def to_front(array: Any, axis: int) -> Any:
     """Return an array whose `axis` is moved to axis 0."""
     return array if axis == 0 else jnp.moveaxis(array, axis, 0)

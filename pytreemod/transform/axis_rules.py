@@ -12,7 +12,7 @@ program.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, nearest
-from pytreemod.tree.traces import traced_apart, value_apart
+from pytreemod.tree.traces import context_value, trace_context
 from pytreemod.typing import class_of
 
 MeshAxes: TypeAlias = str | tuple[str, ...] | None
@@ -130,7 +130,7 @@ def use_rules(mesh: Mesh | AbstractMesh, rules: AxisRules) -> Generator[None]:
                 near = nearest(axis, map(str, mesh.axis_names))
                 fact = f"use_rules: the mesh has no axis {axis!r}{near}, the rule for {name!r}"
                 raise SpecError(fact)
-    with traced_apart(_USED, RulesInUse(mesh, rules)):
+    with trace_context(_USED, RulesInUse(mesh, rules)):
         yield
 
 
@@ -139,6 +139,11 @@ def mesh_axes(entry: Any) -> tuple[Any, ...]:
     if entry is None or entry is PartitionSpec.UNCONSTRAINED:
         return ()
     return entry if class_of(entry) is tuple else (entry,)
+
+
+def spec_text(entries: Iterable[Any]) -> str:
+    """Return the entries of a spec as text, the same in all releases of JAX."""
+    return f"P({', '.join(map(repr, entries))})"
 
 
 def sharding_of_names(text: str, array: Any, place: str) -> NamedSharding | None:
@@ -153,7 +158,7 @@ def sharding_of_names(text: str, array: Any, place: str) -> NamedSharding | None
         ShapeError: if names and axes differ in number.
         SpecError: if a name has no rule, or two names have one axis of the mesh.
     """
-    names, used = text.split(), value_apart(_USED)
+    names, used = text.split(), context_value(_USED)
     at = [f"{place}: {describe(array)} with {text!r}"]
     if len(names) != array.ndim:
         raise ShapeError("filter_shard: names and axes differ in number", at=at)
@@ -167,8 +172,8 @@ def sharding_of_names(text: str, array: Any, place: str) -> NamedSharding | None
     entries = [None if name == "_" else used.rules[name] for name in names]
     every = [axis for entry in entries for axis in mesh_axes(entry)]
     if len({*every}) < len(every):
-        spec = f"P({', '.join(map(repr, entries))})"
-        raise SpecError(f"filter_shard: two axes are split over one of the mesh: {spec}", at=at)
+        fact = f"filter_shard: two axes are split over one of the mesh: {spec_text(entries)}"
+        raise SpecError(fact, at=at)
     return NamedSharding(used.mesh, PartitionSpec(*entries))
 
 

@@ -147,7 +147,7 @@ def _with_pairs(node: Any, pairs: _Pairs) -> Any:
         names = tuple(name for _, name in pairs)
         values[RULES] = _Rules(tuple(rule for rule, _ in pairs), names)
         cls = _ruled(cls, frozenset(names))
-    return cls.__record__.make(values, split.config, notes)
+    return cls.__module_schema__.make(values, split.config, notes)
 
 
 def is_rules(node: Any) -> bool:
@@ -282,7 +282,7 @@ def _children(node: Any) -> list[tuple[Any, Any]] | None:
     # A State contains the values of tokens, an optimizer those of parameters, and a rule its own.
     # None of these contains Modules that are called.
     kind = class_of(node)
-    if hasattr(kind, "__child_kinds__") or hasattr(kind, "__holds_values__") or kind is _Rules:
+    if hasattr(kind, "__token_types__") or hasattr(kind, "__holds_values__") or kind is _Rules:
         return None
     return children_of(node)
 

@@ -19,7 +19,7 @@ from pytreemod.transform.arguments import function_name
 from pytreemod.transform.tracebacks import with_short_errors
 from pytreemod.transform.wrapping import check_callable
 from pytreemod.tree.comparison import compare, is_type
-from pytreemod.tree.kinds import are_one
+from pytreemod.tree.kinds import same_static
 from pytreemod.tree.predicates import is_abstract
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.typing import PyTree, class_of, untyped_jax
@@ -61,7 +61,7 @@ class _HostCall:
 
 def _fits(promised: Any, got: Any) -> bool:
     if not is_type(promised):
-        return are_one(promised, got)
+        return same_static(promised, got)
     shape = jnp.shape(got)
     # A callback that JAX calls for a whole batch returns arrays with more leading axes.
     more = len(shape) - len(promised.shape)

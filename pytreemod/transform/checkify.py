@@ -10,7 +10,7 @@ from pytreemod.errors import ArgumentError, describe
 from pytreemod.transform.packing import as_function_of_arrays, unpack
 from pytreemod.transform.runtime_checks import CHECKIFIED
 from pytreemod.transform.wrapping import Transformed, check_callable
-from pytreemod.tree.traces import traced_apart
+from pytreemod.tree.traces import trace_context
 
 _Out = TypeVar("_Out")
 
@@ -29,7 +29,7 @@ class _Checkified(Transformed):
         run, arrays = as_function_of_arrays(self.fn, args, kwargs)
         # Without the user's checks, JAX would drop those of `error_if`: they stay callbacks.
         are_kept = checkify.user_checks <= frozenset(errors)
-        with traced_apart(CHECKIFIED, are_kept):
+        with trace_context(CHECKIFIED, are_kept):
             error, packed = checkify.checkify(run, errors=errors)(arrays)
         return error, unpack(packed)
 

@@ -12,7 +12,7 @@ from typing import Any
 from pytreemod.errors import ArgumentError, SharedParameterWarning, SpecError, describe, warn
 from pytreemod.module.reading import is_computed
 from pytreemod.transform.arguments import Parameters, function_name
-from pytreemod.tree.instances import mark_derivative, record_of
+from pytreemod.tree.instances import is_module, mark_derivative
 from pytreemod.tree.nodes import locations
 from pytreemod.tree.partitioning import mask_of
 from pytreemod.tree.paths import path_text
@@ -58,15 +58,11 @@ def as_derivatives(tree: PyTree, treedef: Any) -> PyTree:
     """
     traits = info_of(treedef)
     # Of other Modules, the outermost are marked.
-    kinds = (_is_record,) * traits.has_records + (is_computed,) * traits.has_computed
+    kinds = (is_module,) * traits.has_modules + (is_computed,) * traits.has_computed
     for is_meant in kinds:
         for node in filter(is_meant, jtu.tree_leaves(tree, is_leaf=is_meant)):
             mark_derivative(node)
     return tree
-
-
-def _is_record(node: Any) -> bool:
-    return record_of(node) is not None
 
 
 class Chosen:

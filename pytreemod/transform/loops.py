@@ -21,7 +21,7 @@ from pytreemod.transform.steps import Functions
 from pytreemod.transform.tracebacks import with_short_errors
 from pytreemod.transform.wrapping import check_callable
 from pytreemod.tree.comparison import aval_of, compare, is_number, is_value, varying_axes
-from pytreemod.tree.kinds import are_one
+from pytreemod.tree.kinds import same_static
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.tree.split_arrays import split_axes
 from pytreemod.typing import PyTree, jtu
@@ -118,36 +118,29 @@ def filter_while_loop(
     values, structure = divide(init_val, is_value)
     where = f"filter_while_loop of {function_name(body_fun)}"
     fns = Functions([cond_fun, body_fun])
+    is_counted = kind != "lax" or max_steps is not None or return_steps
 
-    def make() -> tuple[Any, Any]:
+    def make() -> Any:
         fns_of = fns.assembler()
 
-        def goes_on(state: Any) -> Any:
-            return tracked(fns_of(state[0])[0])(structure.assemble(state[1]))
-
-        return goes_on, _stepper(where, fns_of, 1, structure)
-
-    if kind == "lax" and max_steps is None and not return_steps:
-        made = fns.cached((where, structure), make)
-        # The arrays of the functions are carried: captured, they would be constants of the program.
-        return structure.assemble(_lax.while_loop(*made, (fns.arrays, values))[1])
-
-    def make_run() -> Any:
-        goes_on, step = make()
-
         def run(own: list[Any], values: list[Any]) -> Any:
-            def goes_on_from(values: list[Any]) -> Any:
-                return goes_on((own, values))
+            test, body = map(tracked, fns_of(own))
 
-            def step_from(values: list[Any]) -> list[Any]:
-                return step((own, values))[1]
+            def goes_on(values: list[Any]) -> Any:
+                return test(structure.assemble(values))
 
-            return counted_loop(kind, goes_on_from, step_from, values, max_steps, checkpoints)
+            def step(values: list[Any]) -> list[Any]:
+                after = body(structure.assemble(values))
+                return returned(where, "val", structure, values, after)
+
+            if not is_counted:
+                return None, _lax.while_loop(goes_on, step, values)
+            return counted_loop(kind, goes_on, step, values, max_steps, checkpoints)
 
         # So that calls outside of a program find it again.
         return jax.jit(run, inline=True)
 
-    run = fns.cached((where, structure, kind, max_steps, checkpoints), make_run)
+    run = fns.cached((where, structure, kind, is_counted, max_steps, checkpoints), make)
     steps, values = run(fns.arrays, values)
     last = structure.assemble(values)
     return (last, steps) if return_steps else last
@@ -200,10 +193,18 @@ def filter_fori_loop(
     fns = Functions([body_fun])
 
     def make() -> Any:
-        return _stepper(where, fns.assembler(), 0, structure)
+        fns_of = fns.assembler()
+
+        def step(i: Any, state: Any) -> Any:
+            own, values = state
+            after = tracked(fns_of(own)[0])(i, structure.assemble(values))
+            return own, returned(where, "val", structure, values, after)
+
+        return step
 
     if kind == "lax":
         step = fns.cached((where, structure), make)
+        # The arrays of the functions are carried: captured, they would be constants of the program.
         _, values = _lax.fori_loop(lower, upper, step, (fns.arrays, values), unroll=unroll)
         return structure.assemble(values)
     if unroll is not None:
@@ -238,17 +239,6 @@ def _step_count(lower: Any, upper: Any) -> int | None:
 # ---- the carry
 
 
-def _stepper(where: str, fns_of: Any, at: int, structure: Structure) -> Callable[..., Any]:
-    """A step for JAX of the function at a position: from and to `(arrays of functions, values)`."""
-
-    def step(*given: Any) -> Any:
-        *i, (own, values) = given
-        after = tracked(fns_of(own)[at])(*i, structure.assemble(values))
-        return own, returned(where, "val", structure, values, after)
-
-    return step
-
-
 def returned(
     where: str,
     root: str,
@@ -280,7 +270,7 @@ def returned(
 
 def _are_alike(before: Any, after: Any) -> bool:
     if is_number(before) or is_number(after):
-        return are_one(before, after)
+        return same_static(before, after)
     return _fits(before, after)
 
 

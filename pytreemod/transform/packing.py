@@ -29,8 +29,8 @@ import numpy as np
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.transform.sowing import WithSown, collecting, take_result
 from pytreemod.tree import snapshots
-from pytreemod.tree.kinds import are_one
-from pytreemod.tree.nodes import is_node, is_plain_tuple, locations, record_of
+from pytreemod.tree.kinds import same_static
+from pytreemod.tree.nodes import is_module, is_node, is_plain_tuple, locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_carried
 from pytreemod.tree.snapshots import AbstractState
@@ -66,7 +66,7 @@ def _split_none(value: None, key: list[Any]) -> list[Any]:
     return []
 
 
-def _split_record(value: Any, key: list[Any]) -> list[Any]:
+def _split_module(value: Any, key: list[Any]) -> list[Any]:
     snapshot = snapshots.snapshot_of(value)
     key.append(snapshot.structure)
     return snapshot.arrays
@@ -113,8 +113,8 @@ def split_other(value: Any, key: list[Any]) -> list[Any]:
     kind = class_of(value)
     if is_carried(value):
         handler = _split_array
-    elif record_of(value) is not None:
-        handler = _split_record
+    elif is_module(value):
+        handler = _split_module
     elif issubclass(kind, AbstractState):
         handler = _split_state
     elif is_plain_tuple(value):
@@ -182,7 +182,7 @@ class Plan:
             and len(self.parts) == len(other.parts)
             # The functions that make them are not compared: they follow from the rest.
             and all(
-                i == j and are_one(what, other_what)
+                i == j and same_static(what, other_what)
                 for (_, i, what), (_, j, other_what) in zip(self.parts, other.parts, strict=True)
             )
         )
@@ -240,7 +240,7 @@ def pack(result: PyTree) -> dict[Plan, list[Any]]:
 def _maker(node: Any) -> tuple[list[Any], Any, Any] | None:
     """Return the arrays of a node, the function that makes it from them, and the rest of it."""
     try:
-        if record_of(node) is not None:
+        if is_module(node):
             return snapshots.pending_maker(node)
         if isinstance(node, AbstractState):
             found = node.__snapshot__()
@@ -276,7 +276,7 @@ def unpack(packed: Any) -> PyTree:
 
 
 def unpack_structs(packed: Any) -> PyTree:
-    """Build a result with structs instead of arrays; records must not take these for arrays."""
+    """Build a result with structs instead of arrays; Modules must not take these for arrays."""
     leaves, treedef = jtu.tree_flatten(unpack(packed))
     return treedef.unflatten(leaves)
 
@@ -320,8 +320,9 @@ def pack_groups(
 
 
 def _build_gathered(build: Any, order: Any, lists: Any) -> PyTree:
-    return build([_moved(lists[i][j], axis) for i, j, axis in order])
+    return build([moved(lists[i][j], axis) for i, j, axis in order])
 
 
-def _moved(array: Any, axis: int | None) -> Any:
+def moved(array: Any, axis: int | None) -> Any:
+    """Return an array whose axis 0 is moved to `axis`; None leaves it."""
     return jnp.moveaxis(array, 0, axis) if axis else array

@@ -18,12 +18,13 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from pytreemod.errors import ShapeError, SpecError, describe
 from pytreemod.transform.arguments import Named, Specs
-from pytreemod.transform.axis_rules import mesh_axes, sharding_of_names
+from pytreemod.transform.axis_rules import mesh_axes, sharding_of_names, spec_text
 from pytreemod.transform.tracebacks import with_short_errors
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_abstract, is_array
 from pytreemod.tree.prefixes import By
+from pytreemod.tree.split_arrays import axes_of_type
 from pytreemod.typing import PyTree, Tracer, jtu, untyped_jax
 
 _T = TypeVar("_T")
@@ -122,7 +123,7 @@ def check_placements(placed: Sequence[Placed], where: str, mesh: Any = None) -> 
         spec, own = spec_of(to), mesh or mesh_of(to)
         if spec is None:
             continue
-        at = [f"{place}: {describe(array)} with P({', '.join(map(repr, spec))})"]
+        at = [f"{place}: {describe(array)} with {spec_text(spec)}"]
         if len(spec) > array.ndim:
             raise ShapeError(f"{where}: a spec has more entries than its array has axes", at=at)
         sizes: dict[Any, int] = {} if own is None else dict(own.shape)
@@ -238,7 +239,7 @@ def _of_type(kind: AxisType, to: Any, spec: PartitionSpec, mesh: Any) -> Any:
     """Return the part of a placement for the mesh axes of one type."""
     if len({*mesh.axis_types}) == 1:
         return to
-    own = [n for n, t in zip(mesh.axis_names, mesh.axis_types, strict=True) if t == kind]
+    own = axes_of_type(mesh, kind)
     return NamedSharding(mesh, PartitionSpec(*(_only(entry, own) for entry in spec)))
 
 
@@ -272,10 +273,7 @@ def context_mesh() -> Any:
     return None if mesh.empty else mesh
 
 
-def manual_axes() -> list[Any]:
+def manual_axes() -> tuple[Any, ...]:
     """Return the mesh axes that the surrounding `shard_map` maps over; none outside of one."""
     mesh = context_mesh()
-    if mesh is None:
-        return []
-    types = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    return [name for name, kind in types if kind == AxisType.Manual]
+    return () if mesh is None else axes_of_type(mesh, AxisType.Manual)

@@ -28,7 +28,7 @@ from jax.custom_batching import custom_vmap
 
 from pytreemod.errors import ArgumentError, CheckError, describe
 from pytreemod.tree.snapshots import Structure, divide
-from pytreemod.tree.traces import value_apart
+from pytreemod.tree.traces import context_value
 from pytreemod.typing import PyTree, Tracer, untyped_jax
 
 _T = TypeVar("_T")
@@ -162,7 +162,7 @@ def _check(
     failed, index = _first_of(jnp.asarray(failed), jnp.asarray(index))
     if on_error == "nan":
         return structure.assemble(_poisoned(arrays, failed))
-    if value_apart(CHECKIFIED) and on_error == "raise":
+    if context_value(CHECKIFIED) and on_error == "raise":
         check.checkify(failed, index)
         return x
     check.structure = structure if on_error == "breakpoint" else None

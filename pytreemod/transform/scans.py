@@ -16,7 +16,7 @@ from pytreemod.transform import axes as ax
 from pytreemod.transform.arguments import function_name
 from pytreemod.transform.axes import ON_AXIS_0
 from pytreemod.transform.loops import returned
-from pytreemod.transform.packing import pack_groups, unpack
+from pytreemod.transform.packing import moved, pack_groups, unpack
 from pytreemod.transform.reversible_loops import checkpointed_scan
 from pytreemod.transform.sowing import collecting, split_sown, tracked
 from pytreemod.transform.steps import Functions
@@ -259,11 +259,11 @@ def filter_associative_scan(
     ax.common_size(where, [("elems", elems)], axes, None)
 
     def back(arrays: list[Any]) -> PyTree:
-        return structure.assemble([ax.moved(x, axis) for x in arrays])
+        return structure.assemble([moved(x, axis) for x in arrays])
 
     def combine(a: list[Any], b: list[Any]) -> list[Any]:
         after = tracked(fn)(back(a), back(b))
-        before = structure, [ax.moved(x, axis) for x in a]
+        before = structure, [moved(x, axis) for x in a]
         values = returned(where, "elems", *before, after, may_be_numbers=False)
         return [ax.to_front(x, axis) for x in values]
 

@@ -23,6 +23,7 @@ from pytreemod.transform.sowing import WithSown, collecting, split_sown
 from pytreemod.transform.wrapping import Transformed, check_callable
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.snapshots import divide
+from pytreemod.tree.split_arrays import axes_of_type
 from pytreemod.typing import AxisName, SpecTree, jtu
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -123,8 +124,8 @@ def _mesh(where: str, given: Any, specs: Sequence[Any]) -> Any:
 
 def _free_axes(mesh: Any) -> list[Any]:
     """Return the axes of a mesh that no surrounding `shard_map` maps over."""
-    pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    return [name for name, kind in pairs if kind != AxisType.Manual]
+    manual = axes_of_type(mesh, AxisType.Manual)
+    return [name for name in mesh.axis_names if name not in manual]
 
 
 def _as_spec(where: str, value: Any) -> PartitionSpec:

@@ -5,7 +5,7 @@ output of the transform that traces. While a capture is active in a thread, ther
 collectors: one for the capture, and one for each transform inside it. `sow` adds to the innermost.
 A transform returns what its own collector got beside its result (`collecting`), stacked or not as
 the transform stacks, and adds it outside (`take_result`). Without a capture, functions are called
-directly. JAX's caches distinguish the cases (`traced_apart`).
+directly. JAX's caches distinguish the cases (`trace_context`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from pytreemod.errors import StateError
 from pytreemod.transform.lost_updates import warn_of_lost_updates
 from pytreemod.tree.snapshots import last_use
-from pytreemod.tree.traces import current_trace, traced_apart, value_apart
+from pytreemod.tree.traces import context_value, current_trace, trace_context
 from pytreemod.typing import PyTree, jtu
 
 _T = TypeVar("_T")
@@ -87,8 +87,8 @@ jtu.register_pytree_node(WithSown, _flatten, _unflatten)
 @contextmanager
 def capturing() -> Generator[tuple[int, _Found]]:
     """Collect, in this thread, what is sown until the end; returns the depth of this capture."""
-    depth = (value_apart("capture") or 0) + 1
-    with traced_apart("capture", depth), _collector() as found:
+    depth = (context_value("capture") or 0) + 1
+    with trace_context("capture", depth), _collector() as found:
         yield depth, found
 
 

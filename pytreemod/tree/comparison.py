@@ -1,8 +1,8 @@
 """Comparing two trees: whether they are equal, how far arrays are apart, and where trees differ.
 
 `compare` compares containers key by key, Modules field by field, and leaves and configuration by
-`are_one`. Every table of two trees is built on it: of carries, branches, traces, the values of a
-State.
+`same_static`. Every table of two trees is built on it: of carries, branches, traces, the values of
+a State.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 
 from pytreemod.errors import describe
 from pytreemod.tree.instances import stored
-from pytreemod.tree.kinds import are_one
-from pytreemod.tree.nodes import children_of, own_class, record_of, stop_below
+from pytreemod.tree.kinds import same_static
+from pytreemod.tree.nodes import children_of, own_class, schema_of, stop_below
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import NUMBERS, is_array
 from pytreemod.tree.split_arrays import split_text
@@ -180,7 +180,7 @@ def have_one_type(a: Any, b: Any) -> bool:
     """Whether two arrays have one shape and dtype; other leaves have to be equal."""
     if is_array(a) and is_array(b):
         return a.shape == b.shape and a.dtype == b.dtype
-    return not is_array(a) and not is_array(b) and are_one(a, b)
+    return not is_array(a) and not is_array(b) and same_static(a, b)
 
 
 def aval_of(value: Any) -> Any:
@@ -233,7 +233,7 @@ class Difference(NamedTuple):
 
 
 def compare(
-    old: PyTree, new: PyTree, fits: Callable[[Any, Any], bool] = are_one
+    old: PyTree, new: PyTree, fits: Callable[[Any, Any], bool] = same_static
 ) -> list[Difference]:
     """Return the differences of two trees.
 
@@ -270,7 +270,7 @@ def _walk(
         (a, a_static), (b, b_static) = before.get(key, _ABSENT), after.get(key, _ABSENT)
         if not a_static and not b_static:
             found += _walk(a, b, fits, (*path, key))
-        elif not are_one(a, b):
+        elif not same_static(a, b):
             found.append(Difference((*path, key), a, b, a_static and b_static))
     yield from found
     # A difference below already explains why the nodes differ.
@@ -283,11 +283,11 @@ _ABSENT = (_MISSING, True)
 
 def _entries(node: Any, children: list[tuple[Any, Any]]) -> dict[Any, tuple[Any, bool]]:
     """The contents of a node by key, each with whether it is configuration."""
-    record = record_of(node)
-    if record is None:
+    schema = schema_of(node)
+    if schema is None:
         return {key: (child, False) for key, child in children}
-    data = record.data_names(node)
-    return {jtu.GetAttrKey(n): (stored(node, n), n not in data) for n in record.names(node)}
+    data = schema.data_names(node)
+    return {jtu.GetAttrKey(n): (stored(node, n), n not in data) for n in schema.names(node)}
 
 
 def _bare(node: Any) -> Any:
@@ -303,7 +303,7 @@ def _are_one(treedef: Any, other: Any) -> bool | None:
 
 
 def _agree(a: Any, b: Any, fits: Any) -> bool:
-    return fits(a, b) if _is_typed(a) and _is_typed(b) else are_one(a, b)
+    return fits(a, b) if _is_typed(a) and _is_typed(b) else same_static(a, b)
 
 
 def _is_typed(value: Any) -> bool:

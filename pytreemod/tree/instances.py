@@ -124,7 +124,7 @@ class Stored(_Slots):
 
     __slots__ = ()
     # The schema of the class (see `module.schema`). No annotation: it would be a type hint of all.
-    __record__ = None
+    __module_schema__ = None
     __stored__ = _slots["__dict__"]
 
     @property
@@ -143,10 +143,15 @@ class Stored(_Slots):
         return all_stored(self)  # Python's own would return the slots.
 
 
-def record_of(node: object) -> Any:
+def schema_of(node: object) -> Any:
     """Return the schema of a Module's class (see `module.schema`); None for anything else."""
     # Of the class: an instance may have any attribute, as mocks do.
-    return getattr(type(node), "__record__", None)
+    return getattr(type(node), "__module_schema__", None)
+
+
+def is_module(node: object) -> bool:
+    """Whether a node of a tree is a Module."""
+    return getattr(type(node), "__module_schema__", None) is not None
 
 
 class LazyField:
@@ -163,9 +168,8 @@ class LazyField:
             if name in fields:
                 return fields[name]
             if name in get_split(node).names:
-                return (
-                    stored(node, name) if is_reading_stored() else record_of(node).read(node, name)
-                )
+                read = stored if is_reading_stored() else schema_of(node).read
+                return read(node, name)
         if self.default is not MISSING:
             return self.default
         what = f"type object {owner.__name__!r}" if node is None else f"{owner.__name__!r} object"
@@ -186,7 +190,7 @@ def flat_of(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
             # Another thread may have just filled it in. If not, it was built by hand, and may have
             # other fields the next time.
             flat = _get(get_flat, node)
-            return record_of(node).flatten_unfinished(node.__stored__) if flat is None else flat
+            return schema_of(node).flatten_unfinished(node.__stored__) if flat is None else flat
         flat = flat_of(cached.assemble())
     else:
         fields = node.__stored__

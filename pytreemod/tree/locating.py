@@ -17,15 +17,15 @@ from operator import is_
 from typing import Any, NamedTuple, NoReturn
 
 from pytreemod.errors import SpecError, describe
-from pytreemod.tree.instances import (
-    flat_of,
-    reading_stored,
-    record_of,
-    set_cached,
-    set_flat,
-    stored,
+from pytreemod.tree.instances import all_stored, flat_of, reading_stored, set_cached, set_flat
+from pytreemod.tree.nodes import (
+    children_of,
+    is_module,
+    leaves_shown,
+    locations,
+    nearest_path,
+    node_like,
 )
-from pytreemod.tree.nodes import children_of, leaves_shown, locations, nearest_path, node_like
 from pytreemod.tree.paths import matches, parse_pattern, step_names
 from pytreemod.typing import IsLeaf, KeyPath, PyTree, Where, class_of, is_instance, jtu
 
@@ -129,7 +129,7 @@ class _Copy:
     def make(self, node: Any, path: KeyPath) -> Any:
         """Return the copy of a node."""
         is_end = self.is_leaf is not None and self.is_leaf(node)
-        if not is_end and record_of(node) is not None:
+        if not is_end and is_module(node):
             made = object.__new__(class_of(node))
             set_cached(made, _Later(ft.partial(self.with_fields, node, path)))
         else:
@@ -202,12 +202,9 @@ def _locate_pattern(pattern: str, tree: PyTree, name: str) -> Found:
 
 def _matching(steps: tuple[str, ...], node: Any, path: KeyPath) -> Iterator[Target]:
     """Yield the outermost nodes whose paths match, configuration included."""
-    record = record_of(node)
-    if record is None:
-        children = children_of(node) or ()
-    else:
-        children = [(jtu.GetAttrKey(n), stored(node, n)) for n in record.names(node)]
-    for key, child in children:
+    own = all_stored(node).items() if is_module(node) else None
+    pairs = children_of(node) or () if own is None else [(jtu.GetAttrKey(n), x) for n, x in own]
+    for key, child in pairs:
         below = (*path, key)
         names = step_names(below)
         start = steps[: len(names)]

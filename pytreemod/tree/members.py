@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple
 
-from pytreemod.tree.nodes import Location, Represents, locations
+from pytreemod.tree.nodes import Location, locations
 from pytreemod.tree.paths import parse_pattern, step_names
 from pytreemod.typing import KeyPath, PyTree, class_of, jtu
 
@@ -37,10 +37,10 @@ def layer_axes(tree: PyTree) -> PyTree:
         >>> axes["blocks"].layer.weight, axes["head"].weight
         (1, 0)
     """
-    return jtu.tree_structure(tree).unflatten([len(holds_of(loc)) for loc in locations(tree)])
+    return jtu.tree_structure(tree).unflatten([len(layer_axes_of(loc)) for loc in locations(tree)])
 
 
-class Hold(NamedTuple):
+class LayerAxis(NamedTuple):
     """One layer axis of a leaf.
 
     Attributes:
@@ -54,15 +54,13 @@ class Hold(NamedTuple):
     is_independent: bool
 
 
-def holds_of(loc: Location) -> list[Hold]:
+def layer_axes_of(loc: Location) -> list[LayerAxis]:
     """Return the layer axes of a leaf, the first axis first."""
     left_out = _LEFT_OUT.get()
     if left_out == "all":
         return []
-    # A node that only says whose child a value is adds no key to the path.
-    nodes = [node for node in loc.nodes if type(node) is not Represents]
-    found: list[Hold] = []
-    for i, node in enumerate(nodes):
+    found: list[LayerAxis] = []
+    for i, node in enumerate(loc.holders):
         length = _stacked_length(node, loc.path[i:])
         if length is None:
             continue
@@ -70,7 +68,7 @@ def holds_of(loc: Location) -> list[Hold]:
         if is_independent and left_out:
             found.clear()
         else:
-            found.append(Hold(loc.path[:i], loc.path[: i + length], is_independent))
+            found.append(LayerAxis(loc.path[:i], loc.path[: i + length], is_independent))
     return found
 
 
@@ -134,7 +132,7 @@ def layer_fields(tree: PyTree, is_meant: Callable[[Any], bool]) -> list[tuple[in
         [(1,)]
     """
     found = (loc for loc in locations(tree, is_leaf=is_meant) if is_meant(loc.leaf))
-    return [tuple(len(hold.path) for hold in holds_of(loc)) for loc in found]
+    return [tuple(len(axis.path) for axis in layer_axes_of(loc)) for loc in found]
 
 
 def _stacked_length(node: Any, below: KeyPath) -> int | None:

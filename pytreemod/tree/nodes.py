@@ -1,8 +1,8 @@
 """How the tree room opens, names and rebuilds nodes, one level at a time.
 
-JAX's registry has the children of every node. A Module's class says more, by its schema (its
-`__record__`, see [`module.schema`][pytreemod.module.schema]): which of its attributes are children,
-which are configuration, and the role of each.
+JAX's registry has the children of every node. A Module's class says more, by its schema (see
+[`module.schema`][pytreemod.module.schema]): which of its attributes are children, which are
+configuration, and the role of each.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pytreemod.errors import nearest
-from pytreemod.tree.instances import LeafNotes, flat_of, notes_of, record_of
+from pytreemod.tree.instances import LeafNotes, flat_of, is_module, notes_of, schema_of
 from pytreemod.tree.paths import pattern_text, some_of, step_name, step_names
 from pytreemod.typing import IsLeaf, KeyPath, PyTree, class_of, jtu
 
@@ -59,7 +59,7 @@ def stop_below(node: Any) -> Callable[[Any], bool]:
 
 def children_of(node: PyTree) -> list[tuple[Any, Any]] | None:
     """Return the children of a node with their keys; None where `node` is a leaf."""
-    if record_of(node) is not None:
+    if is_module(node):
         children, (split, *_) = flat_of(node)
         return list(zip(split.keys, children, strict=True))
     kind = class_of(node)
@@ -107,7 +107,7 @@ def found_in(
 class Represents:
     """A marker above a leaf: the nodes below it represent a node of another class.
 
-    A node may declare this for its children by a method `__child_kinds__`, which returns a class
+    A node may declare this for its children by a method `__token_types__`, which returns a class
     for each: the values of a State represent the tokens that refer to them.
     """
 
@@ -137,6 +137,11 @@ class Location(NamedTuple):
     role: str
     is_node: bool = False
 
+    @property
+    def holders(self) -> list[Any]:
+        """The nodes above, one for each key of the path: without the markers."""
+        return [node for node in self.nodes if type(node) is not Represents]
+
 
 class InheritedRole(NamedTuple):
     """The role at a path in a tree, with the roles that were given to paths further down.
@@ -151,13 +156,13 @@ class InheritedRole(NamedTuple):
 
     def of_child(self, node: Any, key: Any) -> InheritedRole:
         """Return the role of a child of this node."""
-        record = record_of(node)
-        own = DEFAULT_ROLE if record is None else record.role(key.name)
+        schema = schema_of(node)
+        own = DEFAULT_ROLE if schema is None else schema.role(key.name)
         # A State is no parameter, whatever holds it. This room does not know State.
-        own = "buffer" if hasattr(class_of(node), "__child_kinds__") else own
+        own = "buffer" if hasattr(class_of(node), "__token_types__") else own
         role = self.role if own == DEFAULT_ROLE else own
         # An instance gives roles to its own fields and the containers in them, no further.
-        given = self.given if record is None else notes_of(node).roles
+        given = self.given if schema is None else notes_of(node).roles
         if not given:
             return InheritedRole(role)
         name = step_name(key)
@@ -202,7 +207,7 @@ def _below(
         yield loc
         return
     # Looked up on any node, because this room does not know State.
-    kinds = getattr(node, "__child_kinds__", None)
+    kinds = getattr(node, "__token_types__", None)
     marks = [()] * len(children) if kinds is None else [(Represents(k),) for k in kinds()]
     for (key, child), mark in zip(children, marks, strict=True):
         role = here.of_child(node, key)
@@ -212,8 +217,7 @@ def _below(
 
 def all_ties(node: PyTree, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     """Yield the ties in a tree, each with the path of the Module that keeps it."""
-    if record_of(node) is not None:
-        for tie in notes_of(node).ties:
-            yield path, tie
+    if is_module(node):
+        yield from ((path, tie) for tie in notes_of(node).ties)
     for key, child in children_of(node) or ():
         yield from all_ties(child, (*path, key))

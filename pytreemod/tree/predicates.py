@@ -14,8 +14,8 @@ import numpy as np
 
 from pytreemod.typing import Tracer
 
-_ARRAYS: tuple[type, ...] = (jax.Array, np.ndarray, np.generic)
-_CARRIED: tuple[type, ...] = (*_ARRAYS, Tracer)
+ARRAYS: tuple[type, ...] = (jax.Array, np.ndarray, np.generic)
+_CARRIED: tuple[type, ...] = (*ARRAYS, Tracer)
 NUMBERS = (bool, int, float, complex)
 """The types of Python's own numbers."""
 
@@ -33,7 +33,7 @@ def is_array(element: Any) -> bool:
         >>> is_array(jnp.ones(3)), is_array(np.float32(1)), is_array(1.0)
         (True, True, False)
     """
-    return isinstance(element, _ARRAYS)
+    return isinstance(element, ARRAYS)
 
 
 def is_carried(element: Any) -> bool:
@@ -47,7 +47,7 @@ def is_carried(element: Any) -> bool:
 
 def is_abstract(element: Any) -> bool:
     """Whether `element` is an array or a `jax.ShapeDtypeStruct`."""
-    return isinstance(element, (*_ARRAYS, jax.ShapeDtypeStruct))
+    return isinstance(element, (*ARRAYS, jax.ShapeDtypeStruct))
 
 
 def is_array_like(element: Any) -> bool:
@@ -63,7 +63,7 @@ def is_array_like(element: Any) -> bool:
         >>> is_array_like(1.0), is_array_like("1.0")
         (True, False)
     """
-    return isinstance(element, _ARRAYS + NUMBERS) or _converts(element)
+    return isinstance(element, ARRAYS + NUMBERS) or _converts(element)
 
 
 def _converts(element: Any) -> bool:
@@ -84,7 +84,7 @@ def is_inexact_array(element: Any) -> bool:
         >>> is_inexact_array(jnp.ones(3)), is_inexact_array(jnp.arange(3))
         (True, False)
     """
-    return isinstance(element, _ARRAYS) and bool(jnp.issubdtype(element.dtype, jnp.inexact))
+    return isinstance(element, ARRAYS) and bool(jnp.issubdtype(element.dtype, jnp.inexact))
 
 
 def is_inexact_array_like(element: Any) -> bool:
@@ -101,6 +101,6 @@ def is_inexact_array_like(element: Any) -> bool:
         >>> is_inexact_array_like(1.0), is_inexact_array_like(1)
         (True, False)
     """
-    if not isinstance(element, _ARRAYS) and _converts(element):
+    if not isinstance(element, ARRAYS) and _converts(element):
         element = element.__jax_array__()
     return is_inexact_array(element) or isinstance(element, (float, complex))

@@ -13,7 +13,7 @@ from typing import Any
 from pytreemod.errors import SpecError
 from pytreemod.tree.comparison import side_text
 from pytreemod.tree.instances import reading_stored
-from pytreemod.tree.nodes import children_of, locations, own_class, record_of
+from pytreemod.tree.nodes import children_of, is_module, locations, own_class
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.printing import tree_pformat
 from pytreemod.tree.selecting import Locations, Rule, Selector, as_selector, refuse_unmatched
@@ -171,7 +171,7 @@ def spread(
     is_alike = class_of(spec) is class_of(tree) or own_class(spec) is own_class(tree)
     if children is None or not is_alike:
         odd = [path]
-    elif record_of(tree) is None:
+    elif not is_module(tree):
         # The same keys: a part must not apply to another's child.
         odd = [(*path, key) for key in dict(inner).keys() ^ dict(children).keys()]
     else:

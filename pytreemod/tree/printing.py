@@ -19,8 +19,8 @@ import jax
 import numpy as np
 
 from pytreemod.errors import describe, short_dtype
-from pytreemod.tree.instances import all_stored, notes_of, reading_stored, record_of
-from pytreemod.tree.kinds import are_one
+from pytreemod.tree.instances import all_stored, is_module, notes_of, reading_stored, schema_of
+from pytreemod.tree.kinds import same_static
 from pytreemod.tree.nodes import DEFAULT_ROLE, InheritedRole, own_class
 from pytreemod.tree.paths import pattern_text
 from pytreemod.tree.surgery import replace_at
@@ -149,10 +149,10 @@ def _short_doc(seen: set[int], is_counted: bool, node: Any) -> Any:
         is_counted: whether the leaves of Modules are only counted.
         node: any node.
     """
-    record = record_of(node)
-    if class_of(node) in (list, tuple) and node and all(record_of(x) is not None for x in node):
+    schema = schema_of(node)
+    if class_of(node) in (list, tuple) and node and all(is_module(x) for x in node):
         return _folded(node, ft.partial(_short_doc, seen, is_counted), seen)
-    if record is None:
+    if schema is None:
         return _leaf_doc(node)
     cls = own_class(node)
     if is_counted:
@@ -162,7 +162,7 @@ def _short_doc(seen: set[int], is_counted: bool, node: Any) -> Any:
     hook = ft.partial(_short_doc, seen, hasattr(cls, "__holds_values__"))
     parameters: Any = inspect.signature(cls.__init__).parameters
     fields: Any = getattr(cls, "__dataclass_fields__", {})
-    data, docs = record.data_names(node), list[Any]()
+    data, docs = schema.data_names(node), list[Any]()
     for name, value in printed_fields(node).items():
         field = fields.get(name)
         if _says_nothing(value, name in data, field, parameters.get(name, field)):
@@ -196,7 +196,7 @@ def _says_nothing(value: Any, is_data: bool, field: Any, parameter: Any) -> bool
     kind = str(getattr(field, "type", ""))
     if value is None and ("None" in kind or "Optional" in kind):
         return True
-    return (value is None or not is_data) and are_one(value, getattr(parameter, "default", wl))
+    return (value is None or not is_data) and same_static(value, getattr(parameter, "default", wl))
 
 
 def _roles_text(node: Any, name: str) -> str:
@@ -226,7 +226,7 @@ def printed_fields(node: Any) -> dict[str, Any]:
         (first, *below), value = tie.place, None
         # A tree of gradients, or of specs, has no values.
         with suppress(Exception):
-            value = record_of(node).tied_value(node, tie)
+            value = schema_of(node).tied_value(node, tie)
         shown = _TiedTo(value, pattern_text(tie.source))
         values[first.name] = replace_at(values[first.name], [(tuple(below), shown)])
     fields: dict[str, Any] = node.__dataclass_fields__
@@ -261,15 +261,15 @@ def noted(text: str) -> Generator[str]:
 
 
 def rich_doc(node: Any, path: str | None, renderer: Callable[..., Any], note: str = "") -> Any:
-    """Return a record, as treescope shows it.
+    """Return a Module, as treescope shows it.
 
     Args:
         node: a Module.
         path: to it, as Python code; None if there is none.
         renderer: treescope's, for its contents.
-        note: a comment on the record.
+        note: a comment on the Module.
     """
-    data = record_of(node).data_names(node)
+    data = schema_of(node).data_names(node)
     fields = printed_fields(node).items()
     rows = [(name, x, _roles_text(node, name) if name in data else "") for name, x in fields]
     with reading_stored():

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
-from pytreemod.tree.instances import record_of
+from pytreemod.tree.instances import schema_of
 from pytreemod.tree.nodes import DICTS, children_of, is_node, node_like
 from pytreemod.typing import class_of, jtu
 
@@ -55,10 +55,10 @@ def with_children(node: Any, children: Sequence[tuple[Any, Any]], parts: Sequenc
     changes = {key: part for (key, old), part in pairs if part is not old}
     if not changes:
         return node
-    record = record_of(node)
-    if record is None:
+    schema = schema_of(node)
+    if schema is None:
         return node_like(node, children, parts)
-    return record.rebuild(node, {key.name: part for key, part in changes.items()})
+    return schema.rebuild(node, {key.name: part for key, part in changes.items()})
 
 
 def _holds_any(node: Any) -> bool:

@@ -15,13 +15,12 @@ from itertools import compress, takewhile
 from types import EllipsisType
 from typing import Any, NoReturn
 
-import jax
 import numpy as np
 
 from pytreemod.errors import SpecError, describe
-from pytreemod.tree.instances import record_of
+from pytreemod.tree.instances import is_module
 from pytreemod.tree.locating import locate
-from pytreemod.tree.members import holds_of
+from pytreemod.tree.members import layer_axes_of
 from pytreemod.tree.nodes import (
     Location,
     all_ties,
@@ -32,7 +31,7 @@ from pytreemod.tree.nodes import (
     nearest_path,
 )
 from pytreemod.tree.paths import matches, parse_pattern, path_text, step_names
-from pytreemod.tree.predicates import is_array, is_inexact_array
+from pytreemod.tree.predicates import ARRAYS, is_array, is_inexact_array
 from pytreemod.typing import IsLeaf, PyTree, Where, jtu
 
 
@@ -200,13 +199,10 @@ class LeafSelector(Selector):
         return self.text
 
 
-_ARRAYS = (jax.Array, np.ndarray, np.generic)
-
-
 def type_selector(types: tuple[type, ...]) -> Selector:
     """Return the selector of leaves of the given types, and of all leaves below such nodes."""
     # An array of one kind may replace one of another.
-    arrays = any(issubclass(t, _ARRAYS) or issubclass(np.ndarray, t) for t in types)
+    arrays = any(issubclass(t, ARRAYS) or issubclass(np.ndarray, t) for t in types)
     text = f"select.type({', '.join(t.__qualname__ for t in types)})"
     return LeafSelector(text, _is_below, types, is_structural=not arrays)
 
@@ -227,7 +223,7 @@ def _has_role(loc: Location, roles: tuple[str, ...]) -> bool:
 
 def is_matrix(loc: Location) -> bool:
     """Whether a leaf is a floating array with two axes beside those of layers and members."""
-    return is_inexact_array(loc.leaf) and np.ndim(loc.leaf) - len(holds_of(loc)) == 2
+    return is_inexact_array(loc.leaf) and np.ndim(loc.leaf) - len(layer_axes_of(loc)) == 2
 
 
 def _passes(loc: Location, predicate: Callable[[Any], Any], text: str) -> bool:
@@ -363,6 +359,6 @@ def is_function(spec: Any) -> bool:
 
     Such a Module is a model in another argument's position.
     """
-    if record_of(spec) is not None and any(map(is_array, jtu.tree_leaves(spec))):
+    if is_module(spec) and any(map(is_array, jtu.tree_leaves(spec))):
         return False
     return callable(spec) and not isinstance(spec, Rule)

@@ -2,8 +2,8 @@
 
 A tree does not record sharing: a value at two paths becomes two values in the next transform.
 For a parameter that is nearly always a mistake: two gradients, two updates, two values from then
-on. Two cases are found: one array of two or more axes at two paths, and any array of a record
-(a layer) that is itself at two paths. A bias of zeros that two layers have in common is not.
+on. Two cases are found: one array of two or more axes at two paths, and any array of a Module
+that is itself at two paths. A bias of zeros that two layers have in common is not.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytreemod.errors import StructureError
-from pytreemod.tree.nodes import Location, children_of, locations, record_of
+from pytreemod.tree.nodes import Location, children_of, is_module, locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.typing import KeyPath, PyTree
@@ -79,19 +79,19 @@ def places_of_shared(tree: PyTree, chosen: Sequence[bool]) -> list[list[Location
 
 
 def _is_one_parameter(group: Sequence[Location]) -> bool:
-    if not all(any(record_of(node) is not None for node in loc.nodes) for loc in group):
+    if not all(any(is_module(node) for node in loc.nodes) for loc in group):
         # Arrays in a plain container belong to an argument, not to a model.
         return False
     return group[0].leaf.ndim >= 2 or _is_of_one_layer(group)
 
 
 def _is_of_one_layer(group: Sequence[Location]) -> bool:
-    """Whether a record that contains the leaf is at two paths."""
-    # Two arrays of one record share the path to it: the record is not shared.
+    """Whether a Module that contains the leaf is at two paths."""
+    # Two arrays of one Module share the path to it: the Module is not shared.
     places = {
         (id(node), loc.path[:i])
         for loc in group
         for i, node in enumerate(loc.nodes)
-        if record_of(node) is not None
+        if is_module(node)
     }
     return len({node for node, _ in places}) < len(places)

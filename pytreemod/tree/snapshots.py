@@ -22,9 +22,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytreemod.tree.instances import get_cached, is_finished, record_of, set_cached
-from pytreemod.tree.kinds import are_one
-from pytreemod.tree.nodes import is_plain_tuple
+from pytreemod.tree.instances import get_cached, is_finished, is_module, set_cached
+from pytreemod.tree.kinds import same_static
+from pytreemod.tree.nodes import is_node, is_plain_tuple
 from pytreemod.tree.predicates import is_array, is_carried
 from pytreemod.typing import PyTree, class_of, jtu
 
@@ -68,7 +68,7 @@ class Structure:
         return self is other or (
             self.treedef == other.treedef
             and self.positions == other.positions
-            and all(map(are_one, self.statics, other.statics))
+            and all(map(same_static, self.statics, other.statics))
         )
 
     def place(self, values: Sequence[Any], rest: Any = None) -> PyTree:
@@ -141,7 +141,7 @@ def structure_of(leaves: Sequence[Any], treedef: Any) -> tuple[list[Any], Struct
 
 
 class AbstractState(ABC):
-    """A node that is not a record, but never changes either, and caches its own snapshot."""
+    """A node that is no Module, but never changes either, and caches its own snapshot."""
 
     __slots__ = ()
 
@@ -314,7 +314,7 @@ class _Spy:
         kind = class_of(node)
         if kind is list or kind is dict:
             self.containers.append(_contents(node))
-        elif record_of(node) is not None:
+        elif is_module(node):
             self.is_known = self.is_known and is_finished(node)
         elif isinstance(node, AbstractState):
             # The State that is being flattened takes care of itself.
@@ -322,7 +322,7 @@ class _Spy:
                 self.containers.append(_contents(node))
         elif isinstance(node, (jax.Array, np.ndarray)) or node is None or is_plain_tuple(node):
             pass
-        elif not jtu.all_leaves([node]):
+        elif is_node(node):
             self.is_known = False
         # Never a leaf: this function only looks at the nodes.
         return False

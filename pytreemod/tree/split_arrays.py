@@ -6,6 +6,7 @@ compiler takes care of automatic axes of a mesh, which are in no type.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import jax
@@ -68,6 +69,17 @@ def split_axes(value: Any) -> tuple[tuple[str, ...], ...]:
     return found if any(found) else ()
 
 
+def spec_of_split(split: Iterable[tuple[str, ...]]) -> PartitionSpec:
+    """Return the spec of an array that is split like this, see `split_axes`."""
+    return PartitionSpec(*((None, *at)[-1] if len(at) < 2 else at for at in split))
+
+
+def axes_of_type(mesh: Any, kind: AxisType) -> tuple[Any, ...]:
+    """Return the names of the axes of a mesh that are of a type."""
+    pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple([name for name, own in pairs if own == kind])
+
+
 def split_text(value: Any) -> str:
     """An array in short form, with the mesh axes that split it, as JAX writes it: `f32[8@data,3]`.
 
@@ -96,7 +108,7 @@ def sharded_as(tree: _T, like: _T) -> _T:
     def shard(x: Any, other: Any) -> Any:
         if not is_array(x) or not is_array(other) or split_axes(x) == split_axes(other):
             return x
-        spec = PartitionSpec(*((None, *at)[-1] if len(at) < 2 else at for at in split_axes(other)))
-        return untyped_jax.sharding.reshard(x, NamedSharding(explicit_mesh(x, other), spec))
+        to = NamedSharding(explicit_mesh(x, other), spec_of_split(split_axes(other)))
+        return untyped_jax.sharding.reshard(x, to)
 
     return jtu.tree_map(shard, tree, like)

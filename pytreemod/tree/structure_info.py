@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from pytreemod.tree.nodes import locations, record_of
+from pytreemod.tree.nodes import locations, schema_of
 from pytreemod.tree.snapshots import AbstractState
 from pytreemod.typing import jtu
 
@@ -24,13 +24,13 @@ class StructureInfo(NamedTuple):
         roles: of the leaves, in JAX's order.
         has_states: whether a node is a state.
         has_computed: whether a node is a computed leaf.
-        has_records: whether a node is a Module.
+        has_modules: whether a node is a Module.
     """
 
     roles: tuple[str, ...]
     has_states: bool
     has_computed: bool
-    has_records: bool
+    has_modules: bool
 
 
 # Cached, because it walks through a tree: without this line, an eager `filter_grad` of 21 layers
@@ -50,10 +50,10 @@ def info_of(treedef: Any) -> StructureInfo:
     nodes: list[Any] = []
     # It notes each node, and calls none a leaf.
     jtu.tree_leaves(tree, is_leaf=nodes.append)
-    records = [record_of(node) for node in nodes]
+    schemas = [schema for schema in map(schema_of, nodes) if schema is not None]
     return StructureInfo(
         roles=tuple(loc.role for loc in locations(tree)),
         has_states=any(isinstance(node, AbstractState) for node in nodes),
-        has_computed=any(record is not None and record.computes for record in records),
-        has_records=any(record is not None for record in records),
+        has_computed=any(schema.computes for schema in schemas),
+        has_modules=bool(schemas),
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar, overload
 
 from pytreemod.errors import ArgumentError, SpecError, describe
-from pytreemod.tree.instances import MISSING, record_of, stored
+from pytreemod.tree.instances import MISSING, schema_of, stored
 from pytreemod.tree.locating import Found, Target, locate
 from pytreemod.tree.nodes import all_ties, children_of, found_in, locations, node_like
 from pytreemod.tree.paths import path_text
@@ -154,13 +154,13 @@ def _rebuild(
         else:
             at = [path_text(each) for each, _ in edits]
             raise SpecError("tree_at(where) names a node twice, or something inside it", at=at)
-    record = record_of(node)
-    if record is not None:
+    schema = schema_of(node)
+    if schema is not None:
         changes: dict[str, Any] = {}
         # No other field of a Module is read.
         for key, inner in below.items():
             changes[key.name] = _rebuild(stored(node, key.name), inner, depth + 1, is_given)
-        return record.rebuild(node, changes, is_given) if changes else node
+        return schema.rebuild(node, changes, is_given) if changes else node
     children, parts = children_of(node) or [], list[Any]()
     for key, child in children:
         inner = below.get(key)

@@ -23,16 +23,16 @@ from pytreemod.typing import untyped_jax
 _context: Any = jax.make_user_context(frozenset())
 
 
-def traced_apart(name: str, value: Hashable = True) -> Any:
+def trace_context(name: str, value: Hashable = True) -> Any:
     """Return a context whose traces are separate: JAX does not share them with the code outside.
 
     Args:
         name: names the context, which combines with those around it; the inner one of a name wins.
-        value: the value that `value_apart` reads.
+        value: the value that `context_value` reads.
 
     Examples:
         >>> f = jax.jit(lambda x: print("traced") or x)
-        >>> with traced_apart("a flag"):
+        >>> with trace_context("a flag"):
         ...     y = f(1.0), f(1.0)
         traced
         >>> y = f(1.0)
@@ -42,15 +42,15 @@ def traced_apart(name: str, value: Hashable = True) -> Any:
     return _context(frozenset({*others, (name, value)}))
 
 
-def value_apart(name: str) -> Any:
+def context_value(name: str) -> Any:
     """Return the value of the innermost context of a name in this thread; None if there is none.
 
     Args:
-        name: as for `traced_apart`.
+        name: as for `trace_context`.
 
     Examples:
-        >>> with traced_apart("size", 3):
-        ...     value_apart("size")
+        >>> with trace_context("size", 3):
+        ...     context_value("size")
         3
     """
     return next((value for own, value in _context.value if own == name), None)
