@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 
 SMALL = ["--size", "16", "--depth", "2"]
 LIMIT = 300
+LAST = 80
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,23 +66,23 @@ def ended(process):
 
 def test_a_run_is_killed_while_it_saves_and_resumed_on_any_number_of_processes(tmp_path):
     """Every loss is that of a run on one process that was never stopped, up to rounding."""
-    status, whole, errors = ended(alone(tmp_path / "whole", "--steps", 7))
+    status, whole, errors = ended(alone(tmp_path / "whole", "--steps", LAST))
     assert status == 0, errors
 
     parts = [ended(start(tmp_path / "run", "--processes", 2, "--steps", 2, "--every", 2))]
     draw = random.Random(0)
-    for _ in range(3):
-        killed = alone(tmp_path / "run", "--steps", 6)
+    for _ in range(10):
+        killed = alone(tmp_path / "run", "--steps", LAST - 1)
         line = next((line for line in killed.stdout if line.startswith("step")), "")
         time.sleep(draw.random() * 0.2)
         os.killpg(killed.pid, signal.SIGKILL)
         _, more, errors = ended(killed)
         assert line, errors
         parts.append((0, {int(line.split()[1]): float(line.split()[3]), **more}, errors))
-    parts.append(ended(start(tmp_path / "run", "--processes", 4, "--steps", 7)))
+    parts.append(ended(start(tmp_path / "run", "--processes", 4, "--steps", LAST)))
 
     assert [*parts[0][1]] == [1, 2]
-    assert [*parts[-1][1]][-1] == 7
+    assert [*parts[-1][1]][-1] == LAST
     for status, losses, errors in parts:
         assert status == 0, errors
         expected = [whole[step] for step in losses]

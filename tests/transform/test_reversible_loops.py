@@ -2,6 +2,8 @@
 
 import functools as ft
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import hypothesis.strategies as st
 import jax
@@ -188,6 +190,47 @@ def test_a_checkpointed_scan_is_the_scan(reverse):
     (expected, expected_ys), expected_grads = run("lax")
     assert_close((found, ys["y"], grads), (expected, expected_ys["y"], expected_grads))
     assert ys["name"] == "y"
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_checkpointed_scan_shows_what_its_steps_sow(reverse):
+    """Stacked as the elements are, and beside a gradient, too."""
+
+    def f(c, xs, kind):
+        step = lambda c, x: (jnp.sin(c * pm.sow("x", x)), None)  # noqa: E731
+        return pm.filter_scan(step, c, xs, reverse=reverse, kind=kind)[0]
+
+    xs = jnp.linspace(0.1, 0.9, 9)
+    for fn in (f, pm.filter_jit(pm.filter_grad(f))):
+        out, seen = pm.capture(fn)(jnp.float32(0.3), xs, "checkpointed")
+        assert_close(out, fn(jnp.float32(0.3), xs, "lax"))
+        assert_close(seen, {"x": xs})
+
+
+def test_threads_share_a_loop():
+    """Four at a time call one function: each gets the gradient for its own numbers."""
+    start, grad = threading.Barrier(4), jax.grad(double_until)
+
+    def run(limit):
+        start.wait()
+        return [float(grad(1.0, limit)) for _ in range(5)]
+
+    limits = [1.0, 3.0, 9.0, 100.0]
+    with ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(run, limits)]
+    assert found == [[2.0 ** math.ceil(math.log2(limit))] * 5 for limit in limits]
+
+
+def double_until(x, limit):
+    return pm.filter_while_loop(is_below, double, (x, limit), kind="checkpointed")[0]
+
+
+def is_below(carry):
+    return carry[0] < carry[1]
+
+
+def double(carry):
+    return 2 * carry[0], carry[1]
 
 
 @pytest.mark.parametrize("traced", [False, True])
