@@ -36,8 +36,8 @@ BUILT = (".venvs", "build", "dist", "site", ".pytest_cache", ".ruff_cache", ".hy
 
 # What to expect of a task: measured on two cores.
 EXPECT = {
-    "train": "train a network: a minute on two cores, and one to install (0.8 GB)",
-    "test": "run the tests: four minutes on two cores, and two to install (1.2 GB)",
+    "train": "train a network: up to a minute on two cores, and one to install (0.8 GB)",
+    "test": "run the tests: three to six minutes on two cores, and one or two to install (1.2 GB)",
 }
 
 # For each task, the extra of pyproject.toml that it needs, and its commands without `python`. The

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import functools as ft
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeAlias, TypeVar, overload
 
 import jax
 
-from pytreemod.errors import SpecError
+from pytreemod.errors import SharedStreamWarning, SpecError, warn
 from pytreemod.transform import axes as ax
-from pytreemod.transform.arguments import Parameters, function_name
+from pytreemod.transform.arguments import Named, Parameters, function_name
 from pytreemod.transform.axes import ON_AXIS_0
 from pytreemod.transform.packing import Grouped, pack_groups, unpack
-from pytreemod.transform.shared_streams import unmapped_states, warn_of_shared_streams
 from pytreemod.transform.sowing import collecting
 from pytreemod.transform.wrapping import Transformed, check_callable
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.snapshots import states_in
+from pytreemod.tree.prefixes import By
+from pytreemod.tree.snapshots import AbstractState, is_state, states_in
 from pytreemod.tree.structure_info import info_of
-from pytreemod.typing import AxesSpec, AxisName, PyTree, jtu
+from pytreemod.typing import AxesSpec, AxisName, KeyPath, PyTree, jtu
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -57,7 +57,7 @@ class _Vmapped(Transformed):
         ax.common_size(where, named, axes, axis_size, "axis_size=n")
         leaves, treedef = jtu.tree_flatten((args, kwargs))
         has_states = info_of(treedef).has_states
-        shared = unmapped_states(in_axes, named, axes) if has_states else {}
+        shared = _unmapped_states(in_axes, named, axes) if has_states else {}
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
         unmapped: list[Any] = []
 
@@ -69,7 +69,7 @@ class _Vmapped(Transformed):
             states = states_in((args, kwargs)) if shared else []
             result = collecting(self.fn)(*args, **kwargs)
             if shared:
-                warn_of_shared_streams(where, shared, states, result)
+                _warn_of_shared_streams(where, shared, states, result)
             result, own = ax.stacking_axes(out_axes, result, "filter_vmap(out_axes)")
             if None in own:
                 unmapped[:] = _unmapped(result, own)
@@ -156,3 +156,52 @@ def filter_vmap(
         vmapkwargs["axis_name"] = axis_name
     options = tuple(sorted(vmapkwargs.items()))
     return _Vmapped(fun, _Options(in_axes, out_axes, axis_size, options))
+
+
+# ---- streams that all members draw from
+#
+# A State without a mapped axis means that they get the same numbers, and users rarely want it:
+# every example would have the same dropout mask. A rule of `by` for the State says that it is so.
+
+_Places: TypeAlias = dict[int, tuple[str, KeyPath]]
+"""States in the arguments of a call, by their number: the argument, and the path in it."""
+
+
+def _unmapped_states(spec: AxesSpec, named: Named, axes: Sequence[int | None]) -> _Places:
+    """Return the States in some arguments that no axis maps."""
+    if any(isinstance(part, By) for part in jtu.tree_leaves(spec, is_leaf=_is_by)):
+        return {}
+    rest, found = iter(axes), list[tuple[str, KeyPath, bool]]()
+    for name, tree in named:
+        for path, node in jtu.tree_leaves_with_path(tree, is_leaf=is_state):
+            own = [next(rest) for _ in jtu.tree_leaves(node)]
+            if is_state(node):
+                found.append((name, path, not any(axis is not None for axis in own)))
+    return {i: (name, path) for i, (name, path, is_shared) in enumerate(found) if is_shared}
+
+
+def _is_by(node: Any) -> bool:
+    return isinstance(node, By)
+
+
+def _warn_of_shared_streams(
+    where: str, places: _Places, before: Sequence[AbstractState], result: PyTree
+) -> None:
+    """Warn if one of the States before a call was drawn from, according to its successor.
+
+    Args:
+        where: the name of the transform.
+        places: of those that are the same for all members, by their number.
+        before: all States in the arguments.
+        result: the result of the call.
+    """
+    after = states_in(result)
+    at = [
+        f"{path_text(path, argument)}[{name!r}]"
+        for i, (argument, path) in places.items()
+        for name in dict.fromkeys(n for new in after for n in before[i].__drawn__(new))
+    ]
+    if at:
+        fact = f"{where}: all members draw the same random numbers"
+        hint = "pm.by({pm.RngStream: 0, ...: None})  # with state.split(n)"
+        warn(SharedStreamWarning, fact, at=at, hint=hint)
