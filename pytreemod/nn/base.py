@@ -19,10 +19,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, PRNGKeyArray, Shaped
 
-from pytreemod.errors import ArgumentError, ShapeError, StateError, describe
+from pytreemod.errors import ArgumentError, FieldWarning, ShapeError, StateError, describe, warn
 from pytreemod.module.classes import Module
+from pytreemod.module.naming_axes import array_texts, evaluated
 from pytreemod.module.reading import computed_once
-from pytreemod.nn.array_shapes import declared_axes, size_names
 from pytreemod.nn.meshes import Features, call_on_mesh
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.tokens import RngStream
@@ -101,7 +101,7 @@ def layer_call(features: Features = None) -> Callable[[_Call], _Call]:
 def _with_own_arrays(layer: Any) -> Any:
     """The layer, if its arrays have the declared shapes; computed ones are computed once."""
     arrays: dict[str, Any] = {}
-    for name, axes in declared_axes(class_of(layer)).items():
+    for name, axes in _declared_axes(class_of(layer)).items():
         value, shape = getattr(layer, name), _declared_shape(layer, axes)
         arrays[name] = value
         if getattr(value, "shape", shape) != shape:
@@ -164,8 +164,48 @@ def _fits(wanted: Any, size: int) -> bool:
 
 def title(layer: Any) -> str:
     """A layer as its errors name it: `Linear(in_features=3, out_features=4)`."""
-    shown = [f"{name}={getattr(layer, name)!r}" for name in size_names(type(layer))]
+    shown = [f"{name}={getattr(layer, name)!r}" for name in _size_names(type(layer))]
     return type(layer).__name__ + (f"({', '.join(shown)})" if shown else "")
+
+
+# ---- the shapes of a layer's arrays, according to their annotations
+#
+# `weight: Float[Array, "out_size in_size"]` is a contract if these names are static fields, or
+# properties, of the class.
+
+
+def _size_names(cls: Any) -> list[str]:
+    """Return the static fields of a Module class that shapes depend on."""
+    used = {axis for axes in _declared_axes(cls).values() for axis in axes}
+    return [name for name in cls.__module_schema__.fields if name in used]
+
+
+# Cached for the process, because JAX never frees the classes of its pytrees.
+@ft.cache
+def _declared_axes(cls: Any) -> dict[str, list[int | str]]:
+    """Return the axes of the arrays whose annotations name only sizes of the class.
+
+    Returns:
+        By the name of the field, for each axis a number or the name of a size; the value of that is
+        a tuple for several axes.
+
+    Warns:
+        FieldWarning: if an annotation cannot be evaluated.
+    """
+    found: dict[str, list[int | str]] = {}
+    static = cls.__module_schema__.static
+    for name, field in cls.__module_schema__.fields.items():
+        try:
+            texts = array_texts(evaluated(cls, field))
+        except Exception as error:
+            fact = f"{cls.__qualname__}.{name}: its shape is not checked: {error}"
+            warn(FieldWarning, fact, hint="import its names at the top of the module")
+            continue
+        axes = [token.removeprefix("*") for token in (texts[0].split() if texts else ["no array"])]
+        names = [axis for axis in axes if not axis.isdigit()]
+        if all(n in static or isinstance(getattr(cls, n, None), property) for n in names):
+            found[name] = [int(axis) if axis.isdigit() else axis for axis in axes]
+    return found
 
 
 # ---- State and keys
@@ -369,16 +409,27 @@ def as_wide(layer: Any, x: Array) -> Array:
     """Return x in the dtype for statistics; others than floats would be cut at the end."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise ArgumentError(title(layer), "real floating-point numbers", describe(x))
-    return x.astype(wide_dtype(x.dtype))
+    return as_dtype(x, wide_dtype(x.dtype))
+
+
+def as_dtype(x: Array, dtype: Any) -> Array:
+    """Return x in a dtype; JAX would trace a conversion to the one that it has, too."""
+    return x if x.dtype == dtype else x.astype(dtype)
+
+
+# Inside of `jit`, JAX traces a function with a rule once, and not at each use: 16 us, not 110.
+@ft.partial(untyped_jax.jit, inline=True)
+def square(x: Array) -> Array:
+    """Compute `jnp.square`, for which JAX would store 2 * x as well for the backward pass."""
+    return _squared(x)
 
 
 @jax.custom_jvp
-def square(x: Array) -> Array:
-    """Compute `jnp.square`, for which JAX would store 2 * x as well for the backward pass."""
+def _squared(x: Array) -> Array:
     return jnp.square(x)
 
 
-@square.defjvp
+@_squared.defjvp
 def _(x: Any, tangent: Any) -> tuple[Array, Array]:
     return jnp.square(x[0]), 2 * (x[0] * tangent[0])
 
@@ -388,17 +439,28 @@ def add_shared(x: Array, values: Array | None) -> Array:
 
     Its gradient is a sum over the examples, so this computes in the `wide_dtype`.
     """
-    return x if values is None else _shared(jnp.add, x, values)
+    return x if values is None else _shared(_sum, x, values)
 
 
 def scale_shared(x: Array, values: Array | None) -> Array:
     """Multiply by an array that all examples share, as `add_shared` adds it."""
-    return x if values is None else _shared(jnp.multiply, x, values)
+    return x if values is None else _shared(_product, x, values)
 
 
 def _shared(operation: Any, x: Array, values: Array) -> Array:
     dtype = jnp.result_type(x, values)
     wide = wide_dtype(dtype)
-    # Of the rank of x, for jax_numpy_rank_promotion="raise".
-    values = lax.expand_dims(values, range(x.ndim - values.ndim))
-    return operation(x.astype(wide), values.astype(wide)).astype(dtype)
+    return as_dtype(operation(as_dtype(x, wide), as_dtype(values, wide)), dtype)
+
+
+def _sum(x: Array, values: Array) -> Array:
+    # By `lax`, which is traced in half the time of `jnp.add`: nearly every layer has a bias.
+    if values.shape != x.shape:
+        values = lax.broadcast_in_dim(values, x.shape, range(x.ndim - values.ndim, x.ndim))
+    return lax.add(x, values)
+
+
+def _product(x: Array, values: Array) -> Array:
+    # Not by `lax`, for which JAX would store the weight once for each example. Of the rank of x,
+    # for jax_numpy_rank_promotion="raise".
+    return jnp.multiply(x, lax.expand_dims(values, range(x.ndim - values.ndim)))

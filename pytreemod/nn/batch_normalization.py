@@ -17,6 +17,7 @@ from pytreemod.nn.base import (
     AnyArray,
     Initializer,
     StatefulLayer,
+    as_dtype,
     as_wide,
     check_shape,
     float_dtype,
@@ -222,7 +223,7 @@ class BatchNorm(StatefulLayer):
         scale = scale if self.weight is None else scale * self.weight.astype(wide.dtype)
         y = centered * _along(axis, scale, wide)
         y = y if self.bias is None else y + _along(axis, self.bias, wide)
-        return y.astype(array.dtype), state
+        return as_dtype(y, array.dtype), state
 
     def _checked(self, x: AnyArray) -> tuple[Array, int]:
         """Return x as an array, and the axis of its channels, counted from the front."""
@@ -285,5 +286,6 @@ def _names(axis_name: Hashable) -> tuple[Hashable, ...]:
 
 def _along(axis: int, values: Array, x: Array) -> Array:
     """An array with a value for each channel, in a shape that broadcasts against x."""
-    values = values.astype(x.dtype)
-    return values.reshape([size if i == axis else 1 for i, size in enumerate(x.shape)])
+    return as_dtype(values, x.dtype).reshape(
+        [size if i == axis else 1 for i, size in enumerate(x.shape)]
+    )

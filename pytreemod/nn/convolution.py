@@ -22,6 +22,7 @@ from pytreemod.nn.base import (
     AnyArray,
     Initializer,
     add_shared,
+    as_dtype,
     check_shape,
     initial_bias,
     initial_weight,
@@ -194,8 +195,8 @@ class Convolution(Module):
     def _convolve(self, x: Array, split: Any, **options: Any) -> Array:
         dtype = jnp.result_type(x, self.weight)
         options["rhs_dilation"] = self.dilation
-        y = _convolved(x.astype(dtype), self.weight.astype(dtype), self.groups, split, options)
-        return add_shared(y, self.bias)
+        x, weight = as_dtype(x, dtype), as_dtype(self.weight, dtype)
+        return add_shared(_convolved(x, weight, self.groups, split, options), self.bias)
 
     def _padded(self, x: Array, pads: Sequence[tuple[int, int]]) -> Array:
         """The input with larger spatial axes, as the padding mode says."""

@@ -20,6 +20,7 @@ from pytreemod.nn.base import (
     AnyArray,
     Initializer,
     add_shared,
+    as_dtype,
     as_wide,
     check_shape,
     float_dtype,
@@ -47,11 +48,13 @@ def standardize(x: Array, axes: Sequence[int], eps: float) -> Array:
 
 def scale_and_shift(y: Array, weight: Array | None, bias: Array | None, dims: int = 0) -> Array:
     """Multiply and add arrays that all examples share, along the axes before the last `dims`."""
-    weight, bias = (
-        None if values is None else values.astype(y.dtype).reshape(*values.shape, *(1,) * dims)
-        for values in (weight, bias)
-    )
-    return add_shared(scale_shared(y, weight), bias)
+
+    def along(values: Array | None) -> Array | None:
+        if values is None or not dims:
+            return None if values is None else as_dtype(values, y.dtype)
+        return as_dtype(values, y.dtype).reshape(*values.shape, *(1,) * dims)
+
+    return add_shared(scale_shared(y, along(weight)), along(bias))
 
 
 def initial_affine(
@@ -150,7 +153,7 @@ class LayerNorm(_OverLastAxes):
         """Normalize x; `key` is ignored, `state` is returned if given."""
         array: Array = check_shape(self, x, ..., *self.shape)
         y = standardize(as_wide(self, array), self._axes(array), self.eps)
-        y = scale_and_shift(y, self.weight, self.bias).astype(array.dtype)
+        y = as_dtype(scale_and_shift(y, self.weight, self.bias), array.dtype)
         return y if state is None else (y, state)
 
 
@@ -203,7 +206,7 @@ class RMSNorm(_OverLastAxes):
         wide = as_wide(self, array)
         mean = jnp.mean(square(wide), self._axes(array), keepdims=True)
         y = wide * lax.rsqrt(mean + self.eps)
-        y = scale_and_shift(y, self.weight, self.bias).astype(array.dtype)
+        y = as_dtype(scale_and_shift(y, self.weight, self.bias), array.dtype)
         return y if state is None else (y, state)
 
 
@@ -300,7 +303,7 @@ class GroupNorm(Module):
         inside = () if channels == self.groups else (channels // self.groups,)
         groups = as_wide(self, array).reshape(*batch, self.groups, *inside, *spatial)
         y = standardize(groups, range(axis + 1, groups.ndim), self.eps).reshape(array.shape)
-        y = scale_and_shift(y, self.weight, self.bias, len(spatial)).astype(array.dtype)
+        y = as_dtype(scale_and_shift(y, self.weight, self.bias, len(spatial)), array.dtype)
         return y if state is None else (y, state)
 
 
