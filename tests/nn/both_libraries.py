@@ -50,7 +50,7 @@ LAYERS: dict[str, tuple[Any, ...]] = {
         IMAGE,
     ),
     "Conv2d with dilation and reflection": (
-        lambda nn, key: nn.Conv2d(2, 3, 3, 1, 1, 2, padding_mode="REFLECT", key=key),
+        lambda nn, key: nn.Conv2d(2, 3, 3, 1, (1, 2), 2, padding_mode="REFLECT", key=key),
         IMAGE,
     ),
     "Conv3d": (lambda nn, key: nn.Conv3d(1, 2, 2, use_bias=False, key=key), VOLUME),

@@ -93,7 +93,6 @@ def test_double_precision_stays_double():
 
 
 def test_masks_for_all_for_heads_and_for_examples():
-    """Each is the same as called example by example."""
     layer, x = make(), jnp.asarray(wave(3, 5, 4))
     mask = np.asarray(wave(3, 2, 5, 5) > -1) | np.eye(5, dtype=bool)
 

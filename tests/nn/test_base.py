@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, FieldWarning, ShapeError
+from pytreemod.errors import FieldWarning, ShapeError
 from tests.nn.catalogue import CATALOGUE
 from tests.nn.numbers_to_compare import assert_close
 
@@ -193,17 +193,6 @@ def test_an_input_of_that_shape_is_an_array():
     """Lists are converted; any number of axes may be none."""
     assert nn.check_shape(nn.Identity(), [1, 2], ..., 2).shape == (2,)
     assert nn.check_shape(nn.Identity(), np.ones((5, 2, 3)), 5, ..., "any").shape == (5, 2, 3)
-
-
-# ---- State and keys
-
-
-def test_a_call_in_training_needs_a_key():
-    """The error says which sources there are."""
-    with pytest.raises(ArgumentError, match=r"Dropout.*key= in training"):
-        nn.Dropout()(jnp.ones(3))
-    with pytest.raises(ArgumentError, match="or a State with its stream"):
-        nn.Dropout(stream=pm.RngStream())(jnp.ones(3))
 
 
 # ---- initial values

@@ -1,5 +1,3 @@
-"""`BatchNorm`."""
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +23,6 @@ def normalized(x, mean, var):
 
 
 def set_weights(layer):
-    """The layer with weights other than ones and zeros."""
     size = layer.input_size
     return layer.replace(
         weight=jnp.asarray(wave(size, phase=1)), bias=jnp.asarray(wave(size, phase=2))

@@ -24,7 +24,6 @@ make_mlp = ft.partial(nn.MLP, 2, 2, 4, 1)
 
 @ft.cache
 def nets():
-    """Small networks, made once."""
     return nn.Ensemble(make_mlp, N, key=KEY)
 
 
@@ -92,7 +91,6 @@ def test_several_arguments_have_an_axis_or_none():
 
 
 def test_a_key_is_split_between_the_members():
-    """Each as if it were called with its own."""
     dropouts = nn.Ensemble(lambda: nn.Dropout(0.5), N)
     ys = dropouts(X, key=KEY)
 
@@ -101,8 +99,6 @@ def test_a_key_is_split_between_the_members():
 
 
 class Headed(pm.Module):
-    """A trunk that several heads share."""
-
     trunk: nn.Linear
     heads: nn.Ensemble
 
@@ -136,7 +132,6 @@ def test_what_members_share_is_beside_them():
 
 
 def make_noisy(axis_name=None):
-    """Members with State, seeded."""
     make = pm.make_with_state(nn.Ensemble)
     ensemble, state = make(ft.partial(Noisy, axis_name), N, key=KEY)
     return ensemble, state.seed(jax.random.key(1))
@@ -179,13 +174,11 @@ def by_hand(arrays, x):
 
 
 def by_ensemble(arrays, x):
-    """The same by an Ensemble of these arrays."""
     structure = jax.tree.structure(nets())
     return jax.tree.unflatten(structure, jax.tree.leaves(arrays))(x)
 
 
 def as_pairs(ensemble):
-    """The arrays of the two layers."""
     leaves = jax.tree.leaves(ensemble)
     return (leaves[0], leaves[1]), (leaves[2], leaves[3])
 
@@ -193,8 +186,6 @@ def as_pairs(ensemble):
 @pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("of", ["forward", "gradient"])
 def test_the_program_is_that_of_a_map_by_hand(of):
-    """The same operations once compiled, forward and backward."""
-
     def program(f):
         return f if of == "forward" else jax.grad(lambda a, x: jnp.mean(f(a, x) ** 2))
 

@@ -138,7 +138,6 @@ def test_numbers_are_those_of_one_device(entry, way):
 
 
 def assert_lies_alike(after, before):
-    """Each device has the same part of both arrays."""
     on_mesh = isinstance(before.sharding, NamedSharding)
     assert not on_mesh or after.sharding.is_equivalent_to(before.sharding, before.ndim)
 
@@ -275,7 +274,6 @@ BATCH = jnp.asarray(wave(8, 4))
 
 
 def tanh_layer(key):
-    """A layer from four numbers to four."""
     return nn.MLP(4, 4, 4, 0, final_activation=jnp.tanh, key=key)
 
 

@@ -29,7 +29,6 @@ def go_on(layer, x, state, lengths=None, bias=None):
 
 @pm.filter_jit
 def whole(layer, x, bias=None):
-    """A call for all positions at once."""
     return layer(x, bias=bias)
 
 
@@ -197,7 +196,6 @@ def test_each_layer_of_a_stack_has_a_cache(change):
 
 
 def make_cached(key):
-    """Attention that continues, or not."""
     return nn.MultiheadAttention(4, 8, is_causal=True, cache_size=6, key=key)
 
 

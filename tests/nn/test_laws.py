@@ -27,7 +27,6 @@ WEIGHTED = [
 
 
 def assert_trees_close(found, expected):
-    """Same structure, same numbers."""
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     jax.tree.map(lambda *leaves: assert_close(*map(as_numbers, leaves)), found, expected)
 
@@ -39,7 +38,6 @@ def as_numbers(leaf):
 
 
 def has_weights(layer):
-    """Whether there is anything to train."""
     return bool(jax.tree.leaves(layer))
 
 

@@ -59,7 +59,6 @@ def test_a_maximum_and_a_minimum_keep_the_dtype(dtype):
 
 
 def test_a_pool_takes_any_operation():
-    """Sums, minima and products of windows, restated in NumPy."""
     x = wave(6)
 
     for init, operation, reduce in [

@@ -1,5 +1,3 @@
-"""`RotaryPositionalEmbedding`."""
-
 import functools as ft
 
 import jax

@@ -11,15 +11,11 @@ from tests.nn.numbers_to_compare import assert_close
 
 
 class KeyTaker(Module):
-    """Returns its input and its key."""
-
     def __call__(self, x, *, key=None):
         return (*x, key)
 
 
 class Counter(nn.StatefulLayer):
-    """Adds the number of earlier calls."""
-
     index: nn.StateIndex
 
     def __init__(self):
@@ -31,12 +27,10 @@ class Counter(nn.StatefulLayer):
 
 
 def two_layers():
-    """Linear and relu, as a Sequential."""
     return nn.Sequential([nn.Linear(3, 2, key=jax.random.key(0)), nn.Lambda(jax.nn.relu)])
 
 
 def test_sequential_is_a_sequence():
-    """Length, iteration, index and slice."""
     net = two_layers()
 
     assert len(net) == 2
@@ -92,7 +86,6 @@ def test_in_inference_mode_a_state_stays_as_it_was(key):
 
 
 def cached():
-    """Attention that can do without State."""
     return nn.MultiheadAttention(2, 4, is_causal=True, cache_size=6, key=jax.random.key(0))
 
 

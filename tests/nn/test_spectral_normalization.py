@@ -1,5 +1,3 @@
-"""`SpectralNorm`."""
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,17 +5,14 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ShapeError
 from tests.nn.numbers_to_compare import assert_close, wave
 
 
 def make_linear(key, **options):
-    """A dense layer from 3 to 4, normalized."""
     return nn.SpectralNorm(nn.Linear(3, 4, key=key), "weight", key=key, **options)
 
 
 def make_conv(key, **options):
-    """A convolution from 2 channels to 3, normalized."""
     return nn.SpectralNorm(nn.Conv2d(2, 3, 3, key=key), "weight", key=key, **options)
 
 
@@ -102,8 +97,6 @@ def test_the_gradient_sees_the_norm_but_not_the_iteration(key):
 
 
 class Pair(pm.Module):
-    """Two layers, one after the other."""
-
     first: nn.Linear
     second: nn.Linear
 
@@ -125,10 +118,3 @@ def test_a_weight_that_is_computed_or_tied_is_normalized_as_it_reads(key):
         plain = Pair(linear, linear.replace(weight=weight / (u @ weight @ v)))
         assert_close(layer(x, state)[0], plain(x))
         assert jax.tree.structure(layer.layer) == jax.tree.structure(inner)
-
-
-def test_several_layers_as_one_are_refused(key):
-    """Their matrices would be taken for one; `test_refusals.py` has the other mistakes."""
-    layer, state = nn.make_with_state(make_linear)(key)
-    with pytest.raises((TypeError, ShapeError), match=r"weight|shape"):
-        pm.tree_at("layer.weight", layer, jnp.ones((2, 4, 3)))(jnp.ones(3), state)

@@ -33,12 +33,10 @@ class Block(pm.Module):
 
 @ft.cache
 def make_blocks(depth):
-    """A Stack is made once for each depth."""
     return nn.Stack(Block, depth, key=jax.random.key(0))
 
 
 def blocks(depth=DEPTH, **options):
-    """A Stack without State."""
     return make_blocks(depth).replace(**options)
 
 
@@ -50,7 +48,6 @@ def one_by_one(layers, x):
 
 
 def mean_square(layer, x):
-    """A scalar to differentiate."""
     return jnp.mean(layer(x) ** 2)
 
 
@@ -83,7 +80,6 @@ def test_stack_is_its_layers_one_after_the_other(unroll, remat):
 
 
 def test_no_layers_are_the_identity():
-    """With depth 0, the output is the input."""
     stack = blocks(0)
 
     assert_close(stack(X), X)
@@ -95,8 +91,6 @@ def test_no_layers_are_the_identity():
 
 
 def test_each_layer_gets_a_key_of_its_own(key):
-    """One split of the key for all layers; without a key, they are called without one."""
-
     class Drawing(pm.Module):
         def __call__(self, x, *, key=None):
             return x if key is None else jnp.roll(x, 1).at[0].set(jax.random.uniform(key))
@@ -155,7 +149,6 @@ def test_weakly_typed_inputs_are_promoted():
 
 @ft.cache
 def make_nested():
-    """A Stack of Stacks, both of which recompute."""
     return nn.Stack(
         lambda key: nn.Stack(Block, 2, key=key, remat=True),
         DEPTH,
@@ -165,7 +158,6 @@ def make_nested():
 
 
 def test_stacks_nest():
-    """A Stack of Stacks, in a Sequential: two leading axes, applied outer by outer."""
     stack = make_nested().replace(remat=False)
     net = nn.Sequential([nn.Lambda(jnp.sin), stack, nn.Identity()])
 
@@ -194,7 +186,6 @@ STRUCTURE = jax.tree.structure(blocks())
 
 
 def by_stack(arrays, x, **options):
-    """The same by a Stack of these arrays."""
     return jax.tree.unflatten(STRUCTURE, arrays).replace(**options)(x, gate=0.5)
 
 
@@ -226,8 +217,6 @@ def test_the_program_is_that_of_a_scan_by_hand(name):
 
 
 def test_the_program_does_not_grow_with_the_depth():
-    """Depth 100 has the equations of depth 2."""
-
     def gradient(depth):
         structure = jax.tree.structure(blocks(depth))
         grad = jax.grad(lambda arrays: mean_square(jax.tree.unflatten(structure, arrays), X))

@@ -69,12 +69,10 @@ class Net(pm.Module):
 
 
 def normed():
-    """A Stack with running statistics, and its State."""
     return pm.make_with_state(nn.Stack)(Normed, DEPTH, key=jax.random.key(0))
 
 
 def noisy(depth=DEPTH):
-    """A Stack with a stream, and its State."""
     stack, state = pm.make_with_state(nn.Stack)(Noise, depth)
     return stack, state.seed(jax.random.key(1))
 
@@ -90,7 +88,6 @@ def as_list(model, state):
 
 
 def as_stack(model, state):
-    """The inverse."""
     model = pm.tree_at(lambda m: m.blocks, state.fill(model), replace_fn=nn.Stack.from_layers)
     return pm.make_with_state(lambda: model)()
 
@@ -135,7 +132,6 @@ def test_the_stream_is_one_and_each_layer_draws_its_own():
 
 
 def test_streams_of_nested_stacks_are_all_different():
-    """A stream in a Stack of Stacks is split twice."""
     make = pm.make_with_state(lambda: nn.Stack(lambda: nn.Stack(Noise, 2), DEPTH))
     stack, state = make()
     state = state.seed(jax.random.key(0))

@@ -50,17 +50,14 @@ def linear():
 
 
 def plain():
-    """A model without State and streams."""
     return nn.Sequential([linear(), nn.Lambda(jnp.tanh)])
 
 
 def normed():
-    """Statistics only."""
     return nn.Sequential([linear(), nn.BatchNorm(2)])
 
 
 def noisy():
-    """Statistics and a stream."""
     return nn.Sequential([nn.BatchNorm(2), Noise(), linear()])
 
 
@@ -261,7 +258,6 @@ def test_an_old_net_is_refused_and_may_be_restored():
 
 
 def of_another():
-    """A model with the State of another."""
     return pm.stateful(normed(), pm.make_with_state(nn.BatchNorm)(2)[1])
 
 

@@ -1,5 +1,3 @@
-"""`WeightNorm`."""
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -48,8 +46,6 @@ def test_it_is_the_formula(key, axis):
 
 
 class Twice(pm.Module):
-    """A module with two weights."""
-
     first: jax.Array
     weight: jax.Array
 
