@@ -35,9 +35,9 @@ class Noisy(pm.Module):
     dropout: nn.Dropout
     noise: pm.RngStream
 
-    def __init__(self, axis_name=None, *, key):
+    def __init__(self, *, key):
         self.linear = nn.Linear(2, 2, key=key)
-        self.norm = nn.BatchNorm(2, axis_name)
+        self.norm = nn.BatchNorm(2)
         self.dropout = nn.Dropout(0.5)
         self.noise = pm.RngStream()
 
@@ -131,16 +131,11 @@ def test_what_members_share_is_beside_them():
 # ---- State and random streams
 
 
-def make_noisy(axis_name=None):
-    make = pm.make_with_state(nn.Ensemble)
-    ensemble, state = make(ft.partial(Noisy, axis_name), N, key=KEY)
-    return ensemble, state.seed(jax.random.key(1))
-
-
 @pytest.mark.slow
 def test_each_member_has_state_and_streams_of_its_own():
     """As each has that is filled with its part, and called alone."""
-    ensemble, state = make_noisy()
+    ensemble, state = pm.make_with_state(nn.Ensemble)(Noisy, N, key=KEY)
+    state = state.seed(jax.random.key(1))
     members = state.restored().fill(ensemble).unstack()
     keys = jax.random.split(KEY, N)
     ys, after = pm.filter_jit(ensemble)(X, state, key=KEY, scale=2.0)

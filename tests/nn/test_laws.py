@@ -26,21 +26,6 @@ WEIGHTED = [
 ]
 
 
-def assert_trees_close(found, expected):
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    jax.tree.map(lambda *leaves: assert_close(*map(as_numbers, leaves)), found, expected)
-
-
-def as_numbers(leaf):
-    """A random key as its bits, any other leaf unchanged."""
-    is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return jax.random.key_data(leaf) if is_key else leaf
-
-
-def has_weights(layer):
-    return bool(jax.tree.leaves(layer))
-
-
 @every_layer
 @pytest.mark.sampled
 def test_jit_of_a_layer_is_the_layer(entry):
@@ -56,7 +41,7 @@ def test_jit_of_a_layer_is_the_layer(entry):
         out, after = apply(*entry.build(seed))
         expected, expected_after = entry.apply(*entry.build(seed))
         assert_close(out, expected)
-        assert_trees_close(jax.tree.leaves(after), jax.tree.leaves(expected_after))
+        jax.tree.map(assert_close, jax.tree.leaves(after), jax.tree.leaves(expected_after))
     assert len(traces) == 1
 
 
@@ -76,7 +61,7 @@ def test_gradient_is_a_layer_that_points_downhill(entry):
 
     assert jax.tree.structure(grads) == jax.tree.structure(layer)
     assert all(np.all(np.isfinite(grad)) for grad in jax.tree.leaves(grads))
-    if has_weights(layer):
+    if jax.tree.leaves(layer):
         assert loss(stepped) < loss(layer)
 
 
@@ -98,7 +83,7 @@ def test_scan_carries_a_layer(entry):
         expected.append(value)
 
     assert_close(sums, jnp.stack(expected), rtol=1e-4)
-    assert_trees_close(jax.tree.leaves((layer, state)), jax.tree.leaves(carry))
+    jax.tree.map(assert_close, jax.tree.leaves((layer, state)), jax.tree.leaves(carry))
 
 
 @every_layer

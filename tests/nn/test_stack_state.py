@@ -20,9 +20,9 @@ class Normed(pm.Module):
     linear: nn.Linear
     norm: nn.BatchNorm
 
-    def __init__(self, axis_name=None, *, key):
+    def __init__(self, *, key):
         self.linear = nn.Linear(2, 2, key=key)
-        self.norm = nn.BatchNorm(2, axis_name)
+        self.norm = nn.BatchNorm(2)
 
     def __call__(self, x, state):
         x, state = self.norm(self.linear(x), state)
