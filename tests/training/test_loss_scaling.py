@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, StructureError
 from tests.helpers.trees import affine, ramp
 
 
@@ -44,9 +43,6 @@ def test_the_factor_grows_as_long_as_one_can_divide_by_it():
 
 def test_an_overflow_never_raises_the_factor():
     """With a minimum above the factor it did."""
-    with pytest.raises(ArgumentError, match="minimum"):
-        pm.LossScale(0.5)
-
     assert history(pm.LossScale(0.5, minimum=0.25), [False, False]) == [0.25, 0.25]
     # One that never changes is never raised.
     still = pm.LossScale(0.5, period=None)
@@ -153,38 +149,3 @@ def test_the_state_of_a_skipped_step_is_the_one_before():
 
     assert not np.array_equal(running, np.zeros(2))
     np.testing.assert_array_equal(skipped, [[0, 0], [1, 1]])
-
-
-REFUSED = {
-    "trees of other shapes": (
-        lambda: pm.select_tree(jnp.asarray(True), {"a": jnp.ones(2)}, {"a": jnp.ones(3)}),
-        StructureError,
-        "a",
-    ),
-    "trees of other dtypes": (
-        lambda: pm.select_tree(True, {"a": jnp.ones(2)}, {"a": jnp.ones(2, jnp.float16)}),
-        StructureError,
-        "a",
-    ),
-    "trees with other texts": (
-        lambda: pm.select_tree(jnp.asarray(True), {"a": "one"}, {"a": "two"}),
-        StructureError,
-        "a",
-    ),
-    "an answer for each leaf": (
-        lambda: pm.LossScale().adjust(jnp.asarray([True])),
-        ArgumentError,
-        "grads_finite",
-    ),
-    "a factor that a float32 has not": (lambda: pm.LossScale(1e-40), ArgumentError, "initial"),
-    "one over which is zero": (lambda: pm.LossScale(2.0**127), ArgumentError, "initial"),
-    "a factor that cannot grow": (lambda: pm.LossScale(growth=0.5), ArgumentError, "growth"),
-    "no steps": (lambda: pm.LossScale(period=0), ArgumentError, "period"),
-}
-
-
-@pytest.mark.parametrize(("call", "error", "match"), REFUSED.values(), ids=REFUSED)
-def test_what_would_broadcast_or_scale_to_zero_is_refused(call, error, match):
-    """By name."""
-    with pytest.raises(error, match=match):
-        call()

@@ -24,8 +24,6 @@ def _standard_promotion():
 
 
 class Layer(pm.Module):
-    """A matrix, a vector and a number."""
-
     weight: jax.Array
     bias: jax.Array
     scale: jax.Array
@@ -88,7 +86,6 @@ def in_lists(model):
 
 
 def slopes(model, number):
-    """Gradients that depend on the model."""
     return jax.tree.map(lambda x: jnp.sin(3 * x + number), model)
 
 
@@ -114,7 +111,6 @@ def _trained(opt, model):
 
 
 def trained(rule, model):
-    """The same three steps of an optimizer."""
     return _trained(pm.Optimizer(rule).init(model), model)
 
 
