@@ -45,8 +45,9 @@ LAYERS: dict[str, tuple[Any, ...]] = {
         lambda nn, key: nn.Conv2d(2, 3, 3, padding=1, padding_mode="REPLICATE", key=key),
         IMAGE,
     ),
+    "Conv2d with all of it": (lambda nn, key: nn.Conv2d(2, 4, 3, 2, 1, 2, 2, key=key), IMAGE),
     "Conv2d with strides and groups": (
-        lambda nn, key: nn.Conv2d(2, 4, 3, 2, "SAME", groups=2, key=key),
+        lambda nn, key: nn.Conv2d(2, 4, 3, 2, "SAME", (1, 2), groups=2, key=key),
         IMAGE,
     ),
     "Conv2d with dilation and reflection": (
@@ -55,10 +56,6 @@ LAYERS: dict[str, tuple[Any, ...]] = {
     ),
     "Conv3d": (lambda nn, key: nn.Conv3d(1, 2, 2, use_bias=False, key=key), VOLUME),
     "ConvTranspose": (lambda nn, key: nn.ConvTranspose(1, 2, 3, 2, key=key), LINE),
-    "ConvTranspose1d padded below": (
-        lambda nn, key: nn.ConvTranspose1d(2, 3, 4, 3, padding="SAME_LOWER", key=key),
-        LINE,
-    ),
     "ConvTranspose1d with gaps": (
         lambda nn, key: nn.ConvTranspose1d(2, 3, 1, 3, padding="SAME", key=key),
         LINE,
@@ -69,10 +66,7 @@ LAYERS: dict[str, tuple[Any, ...]] = {
         ),
         LINE,
     ),
-    "ConvTranspose2d": (
-        lambda nn, key: nn.ConvTranspose2d(2, 4, 3, 2, 1, 1, groups=2, key=key),
-        IMAGE,
-    ),
+    "ConvTranspose2d": (lambda nn, key: nn.ConvTranspose2d(2, 4, 3, 2, 1, 1, 2, 2, key=key), IMAGE),
     "ConvTranspose3d": (lambda nn, key: nn.ConvTranspose3d(1, 2, 2, dilation=2, key=key), VOLUME),
     "MaxPool1d": (lambda nn, key: nn.MaxPool1d(2), LINE),
     "MaxPool2d": (lambda nn, key: nn.MaxPool2d(2, 2, 1), IMAGE),

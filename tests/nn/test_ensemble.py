@@ -90,14 +90,6 @@ def test_several_arguments_have_an_axis_or_none():
     assert_close(ys[2], pair[2]({"x": XS[2]}, XS[2]))
 
 
-def test_a_key_is_split_between_the_members():
-    dropouts = nn.Ensemble(lambda: nn.Dropout(0.5), N)
-    ys = dropouts(X, key=KEY)
-
-    for y, key in zip(ys, jax.random.split(KEY, N), strict=True):
-        assert_close(y, nn.Dropout(0.5)(X, key=key))
-
-
 class Headed(pm.Module):
     trunk: nn.Linear
     heads: nn.Ensemble
@@ -131,7 +123,6 @@ def test_what_members_share_is_beside_them():
 # ---- State and random streams
 
 
-@pytest.mark.slow
 def test_each_member_has_state_and_streams_of_its_own():
     """As each has that is filled with its part, and called alone."""
     ensemble, state = pm.make_with_state(nn.Ensemble)(Noisy, N, key=KEY)

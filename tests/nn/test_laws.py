@@ -166,3 +166,29 @@ def test_gradients_of_many_examples_are_added_up_in_single_precision(entry):
         return jax.grad(loss)(layer)
 
     jax.tree.map(assert_near, gradient(layer, x), gradient(widened(layer), widened(x)))
+
+
+@pytest.mark.parametrize(
+    "entry", as_parameters([*WEIGHTED, *(e for e in CATALOGUE if e.name == "BatchNorm")])
+)
+@pytest.mark.sampled(4)
+def test_double_precision_has_its_digits(entry):
+    """The gradient is the difference quotient, which has no digits left in single precision."""
+
+    def moved(leaf, step):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        direction = jnp.cos(jnp.arange(leaf.size, dtype=float)).reshape(leaf.shape)
+        return leaf.astype(float) + step * direction
+
+    layer, state = entry.fill()
+    with jax.enable_x64(True):
+
+        @jax.jit
+        def f(step):
+            trees = jax.tree.map(lambda leaf: moved(leaf, step), (layer, jnp.asarray(entry.x)))
+            still = jax.tree.map(lambda leaf: moved(leaf, 0.0), state)
+            return jnp.sum(jnp.sin(entry.apply(trees[0], still, trees[1])[0]))
+
+        quotient = (f(1e-4) - f(-1e-4)) / 2e-4
+        np.testing.assert_allclose(jax.grad(f)(0.0), quotient, rtol=1e-5, atol=1e-5)

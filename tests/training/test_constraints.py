@@ -294,8 +294,6 @@ def test_a_traced_value_inside_passes(constraint, shape):
 
 
 def test_a_bijection_may_change_the_shape():
-    """The shape of the value is found by tracing `forward`."""
-
     def differences(x):
         return jnp.diff(x)
 

@@ -10,7 +10,6 @@ from tests.helpers.trees import affine, ramp
 
 
 def history(scale, answers):
-    """The factors after each of a number of steps."""
     factors = []
     for finite in answers:
         scale = scale.adjust(finite)
@@ -70,8 +69,6 @@ def test_factors_beyond_float16_serve_for_float16():
 
 
 def test_gradients_that_float16_has_not_are_saved():
-    """The purpose of scaling: without it they are zero."""
-
     def loss(w, scale):
         # The gradient of each factor passes through float16.
         return scale.scale((w.astype(jnp.float16) * jnp.float16(1e-4)).astype(jnp.float32) * 1e-5)
@@ -114,7 +111,6 @@ FINITE = {
 
 @pytest.mark.parametrize(("tree", "expected"), FINITE.values(), ids=FINITE)
 def test_all_finite(tree, expected):
-    """One answer for a tree, as an array; under jit, too."""
     assert bool(pm.all_finite(tree)) is expected
     assert pm.all_finite(tree).shape == ()
     assert bool(pm.filter_jit(pm.all_finite)(tree)) is expected

@@ -91,8 +91,6 @@ def slopes(model, number):
 
 @ft.partial(jax.jit, static_argnums=0)
 def by_hand(rule, model):
-    """Three steps of plain optax."""
-
     def step(carry, number):
         model, state = carry
         updates, state = rule.update(slopes(model, number), state, model)

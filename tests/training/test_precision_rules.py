@@ -157,7 +157,6 @@ def test_the_innermost_wins():
 
 
 def test_inside_and_outside_are_compiled_apart():
-    """The same part, through the same compiled function."""
     call = pm.filter_jit(lambda layer, x: layer(x))
 
     class Calling(pm.Module):
@@ -231,7 +230,6 @@ def test_methods_may_be_named():
 
 
 def test_gradients_arrive_in_the_dtype_of_params():
-    """And are near those of float32."""
     model = net()
 
     def loss(model, x):
@@ -342,7 +340,6 @@ def times(out, factor):
 
 
 def make_block(key):
-    """Layers of two precisions."""
     return nn.Sequential([nn.LayerNorm(4), nn.Linear(4, 4, key=key)])
 
 
