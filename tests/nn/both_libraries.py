@@ -14,6 +14,7 @@ from tests.nn.numbers_to_compare import wave
 VECTOR, LINE, IMAGE, VOLUME = wave(3, phase=1), wave(2, 5), wave(2, 5, 6), wave(1, 3, 3, 3)
 SEQUENCE, MASK = wave(3, 4), jnp.tril(jnp.ones((3, 3), bool))
 HIDDEN = wave(2, phase=1), wave(2, phase=2)
+OPTIONS = {"use_key_bias": True, "use_output_bias": True, "dropout_p": 0.3, "inference": True}
 
 LAYERS: dict[str, tuple[Any, ...]] = {
     "Linear": (lambda nn, key: nn.Linear(3, 4, key=key), VECTOR),
@@ -122,18 +123,7 @@ LAYERS: dict[str, tuple[Any, ...]] = {
     "LSTMCell without bias": (lambda nn, key: nn.LSTMCell(3, 2, False, key=key), VECTOR, HIDDEN),
     "RotaryPositionalEmbedding": (lambda nn, key: nn.RotaryPositionalEmbedding(4), SEQUENCE),
     "MultiheadAttention": (
-        lambda nn, key: nn.MultiheadAttention(
-            2,
-            4,
-            6,
-            3,
-            5,
-            use_key_bias=True,
-            use_output_bias=True,
-            dropout_p=0.3,
-            inference=True,
-            key=key,
-        ),
+        lambda nn, key: nn.MultiheadAttention(2, 4, 6, 3, 5, **OPTIONS, key=key),
         SEQUENCE,
         wave(2, 6),
         wave(2, 3),
