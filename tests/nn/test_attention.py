@@ -159,9 +159,6 @@ def test_a_query_that_may_see_nothing_sees_all_alike():
     assert np.isfinite(jax.jit(jax.grad(lambda x: seen(x).sum()))(x)).all()
 
 
-# ---- heads
-
-
 @pytest.mark.parametrize("name", ["rms", "layer"])
 @pytest.mark.sampled
 def test_queries_and_keys_are_normalized_by_heads(name):

@@ -54,9 +54,6 @@ def test_without_dropping_the_stream_is_not_used(p, options, call):
     assert not equations(lambda x, state: layer(x, state, **call), x, state)
 
 
-# ---- the formula
-
-
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 @pytest.mark.sampled
 def test_entries_are_dropped_with_probability_p_and_scaled(key, p):

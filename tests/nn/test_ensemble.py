@@ -61,9 +61,6 @@ class Pair(pm.Module):
         return out if mask is None else jnp.where(mask, out, 0)
 
 
-# ---- results
-
-
 @settings(law, max_examples=12)
 @given(st.sampled_from([1, 3]), st.sampled_from([None, 0, 1, -1]), st.integers(0, 2**31 - 1))
 def test_law_of_the_members(n, axis, seed):
@@ -120,9 +117,6 @@ def test_what_members_share_is_beside_them():
     assert_close(by_map[0].weight, grads.trunk.weight, rtol=1e-4)
 
 
-# ---- State and random streams
-
-
 def test_each_member_has_state_and_streams_of_its_own():
     """As each has that is filled with its part, and called alone."""
     ensemble, state = pm.make_with_state(nn.Ensemble)(Noisy, N, key=KEY)
@@ -141,9 +135,6 @@ def test_each_member_has_state_and_streams_of_its_own():
     # The next call draws anew.
     again, _ = ensemble(X, after, key=KEY, scale=2.0)
     assert not np.allclose(again, ys)
-
-
-# ---- the program
 
 
 def by_hand(arrays, x):

@@ -142,8 +142,6 @@ def assert_lies_alike(after, before):
     assert not on_mesh or after.sharding.is_equivalent_to(before.sharding, before.ndim)
 
 
-# ---- products
-
 X = np.arange(8 * 16, dtype=np.float32).reshape(8, 16) / 64 - 1
 LINEAR = nn.Linear(16, 32, key=jax.random.key(0))
 

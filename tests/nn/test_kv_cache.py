@@ -207,9 +207,6 @@ def test_a_call_that_drops_weights_leaves_the_cache_alone():
     assert int(state.get(layer.cache)[2]) == 5
 
 
-# ---- `reset_cache`
-
-
 def test_caches_are_empty_and_the_rest_stays():
     """For other sequences, in another size and dtype; the model goes on with it."""
 

@@ -9,8 +9,6 @@ from pytreemod import nn
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
-# ---- formulas
-
 HALF = [jnp.bfloat16, jnp.float16]
 
 
@@ -50,18 +48,6 @@ def test_a_maximum_and_a_minimum_keep_the_dtype(dtype):
         found = layer(jnp.array([x]).astype(dtype))
         assert found.dtype == dtype
         assert found.astype(int).tolist() == [expected]
-
-
-def test_a_pool_takes_any_operation():
-    x = wave(6)
-
-    for init, operation, reduce in [
-        (0, jax.lax.add, np.sum),
-        (np.inf, jax.lax.min, np.min),
-        (1, jax.lax.mul, np.prod),
-    ]:
-        found = nn.Pool(init, operation, 1, 2, 2)(jnp.asarray(x)[None])
-        assert_close(found[0], reduce(x.reshape(3, 2), axis=1))
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=label)
@@ -104,9 +90,6 @@ def test_the_mean_of_what_is_no_float(dtype, value):
 
     assert jnp.issubdtype(found.dtype, jnp.inexact)
     assert found.tolist() == [[[value]]]
-
-
-# ---- a given number of windows
 
 
 def test_given_windows_of_half_precision_are_reduced_in_single():

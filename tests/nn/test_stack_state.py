@@ -92,9 +92,6 @@ def as_stack(model, state):
     return pm.make_with_state(lambda: model)()
 
 
-# ---- values
-
-
 def test_each_layer_has_values_of_its_own():
     """One token, whose value has a leading axis; numbers are those of layers one by one."""
     stack, state = normed()

@@ -72,7 +72,7 @@ def assert_equal(a, b):
     jax.tree.map(assert_close, jax.tree.leaves(a), jax.tree.leaves(b))
 
 
-# --- calling ------------------------------------------------------------------------------------
+# ---- calling
 
 
 def test_a_call_is_the_models_call_with_its_state():
@@ -158,9 +158,6 @@ def test_other_methods_are_applied(call):
     assert net.state == after
 
 
-# --- random streams -----------------------------------------------------------------------------
-
-
 def test_seed_split_and_join_are_those_of_the_state():
     """Members draw different noise from one net, and afterwards there is one stream again."""
     net = pm.stateful(dropout()).seed(jax.random.key(1))
@@ -174,7 +171,7 @@ def test_seed_split_and_join_are_those_of_the_state():
     assert_equal(joined.state, state.split(4).join())
 
 
-# --- transforms ---------------------------------------------------------------------------------
+# ---- transforms
 
 
 @pytest.mark.usefixtures("optimized")

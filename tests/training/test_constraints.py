@@ -221,9 +221,6 @@ def test_orthogonal_matrices_are_all_there():
     assert half.dtype == jnp.bfloat16
 
 
-# ---- equality and text
-
-
 def test_constraints_are_values():
     """Equal if made of the same bounds, in any notation; otherwise distinguished."""
     assert constraints.interval(0, 1) == constraints.unit_interval

@@ -67,8 +67,6 @@ def three_rules():
     )
 
 
-# ---- laws
-
 # Each array is at one path only.
 models = array_trees.map(
     lambda tree: Boxed([jax.tree.map(lambda x: x.copy(), tree), ramp(2), {"a": affine()}])
@@ -141,9 +139,6 @@ def test_what_is_left_alone_stays_whatever_its_gradient():
     assert new.mean is model.mean
     assert new.norm.bias is model.norm.bias
     assert np.allclose(new.norm.weight, model.norm.weight - 1)
-
-
-# ---- transformations of all leaves
 
 
 def test_before_acts_on_all_groups_together():
@@ -220,9 +215,6 @@ def test_a_step_traces_to_the_program_that_is_written_by_hand():
     assert ours == equations(by_hand, params, params, states)
 
 
-# ---- accepted transformations
-
-
 def test_extra_arguments_go_to_those_that_take_them():
     """By signature: optax's own take any, others the named ones."""
     seen = {}
@@ -242,9 +234,6 @@ def test_extra_arguments_go_to_those_that_take_them():
 
     opt.update(model, grads=gradients(model), value=5, loss=6)
     assert seen == {"value": 5, "any": {"value": 5, "loss": 6}}
-
-
-# ---- regressions
 
 
 def test_a_state_is_no_parameter():

@@ -181,9 +181,6 @@ def test_the_program_is_the_hand_written_one(form):
     assert operations(ours, leaves, x) == operations(by_hand, leaves, x)
 
 
-# ---- layers as one, ties, updates
-
-
 def test_in_a_traced_function_rows_that_are_not_finite_read_as_nan():
     rows = jnp.asarray([[1.0, jnp.inf], [jnp.nan, 2.0], [1.0, 2.0]])
     value = jax.jit(lambda w: small({"w": w})["w"].value())(rows)
@@ -193,9 +190,6 @@ def test_in_a_traced_function_rows_that_are_not_finite_read_as_nan():
 
 def make_stack():
     return nn.Stack(ft.partial(nn.Linear, 3, 3), 2, key=KEY)
-
-
-# ---- with the rest of the library
 
 
 def test_a_file_has_its_parts(tmp_path):
