@@ -287,9 +287,6 @@ def test_a_traced_value_inside_passes(constraint, shape):
         assert np.allclose(made[0], stored, rtol=1e-2, atol=1e-2)
 
 
-# ---- bijections of the user's
-
-
 def test_a_bijection_may_change_the_shape():
     def differences(x):
         return jnp.diff(x)

@@ -155,9 +155,6 @@ def test_before_acts_on_all_groups_together():
     assert np.allclose(model.head.bias - new.head.bias, 2 / norm)
 
 
-# ---- where it goes
-
-
 def test_a_compiled_step_is_compiled_once_and_may_be_donated():
     """Also from the first step to the second, whose model and state the first has made."""
     expected, new = Net(), Net()

@@ -31,9 +31,6 @@ def parts(leaf):
     return np.asarray(leaves["numbers"]), np.asarray(leaves["scales"])
 
 
-# ---- numbers
-
-
 def restated(rows, levels):
     """The formula, for groups in NumPy: numbers and scales, in the dtype of the rows."""
     wide = rows.astype(np.float32)
