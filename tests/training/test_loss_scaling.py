@@ -68,18 +68,6 @@ def test_factors_beyond_float16_serve_for_float16():
     assert float(scale.unscale(jnp.asarray(2.0**12, jnp.float16))) == 2.0**-8
 
 
-def test_gradients_that_float16_has_not_are_saved():
-    def loss(w, scale):
-        # The gradient of each factor passes through float16.
-        return scale.scale((w.astype(jnp.float16) * jnp.float16(1e-4)).astype(jnp.float32) * 1e-5)
-
-    w, gradient = jnp.asarray(1.0), pm.filter_grad(loss)
-    scale = pm.LossScale(2.0**15)
-
-    assert float(gradient(w, pm.LossScale(1.0))) == 0
-    np.testing.assert_allclose(scale.unscale(gradient(w, scale)), 1e-9, rtol=0.01)
-
-
 def test_it_goes_through_jit_and_scan():
     """Its structure never changes, and one trace serves for all of its values."""
     answers = jnp.asarray([True, True, False, True])
