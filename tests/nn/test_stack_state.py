@@ -58,11 +58,6 @@ def normed():
     return pm.make_with_state(nn.Stack)(Normed, DEPTH, key=jax.random.key(0))
 
 
-def noisy(depth=DEPTH):
-    stack, state = pm.make_with_state(nn.Stack)(Noise, depth)
-    return stack, state.seed(jax.random.key(1))
-
-
 call = pm.filter_jit(lambda layer, x, state: layer(x, state))
 
 
@@ -106,7 +101,8 @@ def test_each_layer_has_values_of_its_own():
 
 def test_the_stream_is_one_and_each_layer_draws_its_own():
     """The State has one stream; noise differs from layer to layer and from call to call."""
-    stack, state = noisy()
+    stack, state = pm.make_with_state(nn.Stack)(Noise, DEPTH)
+    state = state.seed(jax.random.key(1))
     drawn = []
     for _ in range(3):
         _, state = call(stack, X, state)
