@@ -43,7 +43,6 @@ def what(found):
 
 
 def test_nothing_is_false_and_says_what_was_looked_at():
-    """Forward, and around a gradient."""
     for fn in (total, pm.filter_jit(pm.filter_value_and_grad(total))):
         found = first_bad(fn)(stack(3), X)
         assert not found
@@ -180,7 +179,6 @@ def test_arguments_can_be_used_afterwards():
 
 
 def test_a_loss_may_have_a_state_in_its_closure():
-    """As the usual step has."""
     net, state = pm.make_with_state(lambda: nn.Sequential([nn.BatchNorm(2), nn.Lambda(jnp.log)]))()
 
     def loss(net):

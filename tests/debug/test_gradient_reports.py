@@ -59,7 +59,6 @@ def test_every_parameter_is_of_the_kind_that_it_was_made_for():
 
 
 def test_norms_are_those_of_the_gradient_for_each_layer_too():
-    """By NumPy, of the gradient of plain JAX."""
     chosen = lambda m: (m.head.weight, m.stack.layer.weight)  # noqa: E731
     gradient = jax.grad(lambda ws: loss(pm.tree_at(chosen, NET, ws), ramp(3)))(chosen(NET))
     head, stack = map(np.asarray, gradient)

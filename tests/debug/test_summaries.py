@@ -199,7 +199,6 @@ def test_a_wrapped_model_is_the_model(wrap):
 
 
 def test_a_model_with_rules_is_the_model():
-    """With the shapes that the rules give."""
     changed = pm.intervene(NET, nn.Linear, lambda out: out)
     assert str(pm.summary(changed, TOKENS)) == str(pm.summary(NET, TOKENS))
     wider = pm.intervene(NET, "head", lambda out: jnp.concatenate([out, out], 1))

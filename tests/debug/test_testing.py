@@ -82,7 +82,6 @@ def test_tolerances_by_dtype(dtype, exponent):
     ids=["integers", "keys", "numbers", "an array and a number", "containers"],
 )
 def test_what_is_not_floating_is_equal_or_not(a, b, match):
-    """Whatever the tolerance."""
     assert_trees_close({"x": a}, {"x": a})
     with pytest.raises(AssertionError, match=match):
         assert_trees_close({"x": a}, {"x": b}, rtol=10.0)

@@ -14,6 +14,7 @@ from tests.nn.numbers_to_compare import wave
 VECTOR, LINE, IMAGE, VOLUME = wave(3, phase=1), wave(2, 5), wave(2, 5, 6), wave(1, 3, 3, 3)
 SEQUENCE, MASK = wave(3, 4), jnp.tril(jnp.ones((3, 3), bool))
 HIDDEN = wave(2, phase=1), wave(2, phase=2)
+OPTIONS = {"use_key_bias": True, "use_output_bias": True, "dropout_p": 0.3, "inference": True}
 
 LAYERS: dict[str, tuple[Any, ...]] = {
     "Linear": (lambda nn, key: nn.Linear(3, 4, key=key), VECTOR),
@@ -45,20 +46,17 @@ LAYERS: dict[str, tuple[Any, ...]] = {
         lambda nn, key: nn.Conv2d(2, 3, 3, padding=1, padding_mode="REPLICATE", key=key),
         IMAGE,
     ),
+    "Conv2d with all of it": (lambda nn, key: nn.Conv2d(2, 4, 3, 2, 1, 2, 2, key=key), IMAGE),
     "Conv2d with strides and groups": (
-        lambda nn, key: nn.Conv2d(2, 4, 3, 2, "SAME", groups=2, key=key),
+        lambda nn, key: nn.Conv2d(2, 4, 3, 2, "SAME", (1, 2), groups=2, key=key),
         IMAGE,
     ),
     "Conv2d with dilation and reflection": (
-        lambda nn, key: nn.Conv2d(2, 3, 3, 1, 1, 2, padding_mode="REFLECT", key=key),
+        lambda nn, key: nn.Conv2d(2, 3, 3, 1, (1, 2), 2, padding_mode="REFLECT", key=key),
         IMAGE,
     ),
     "Conv3d": (lambda nn, key: nn.Conv3d(1, 2, 2, use_bias=False, key=key), VOLUME),
     "ConvTranspose": (lambda nn, key: nn.ConvTranspose(1, 2, 3, 2, key=key), LINE),
-    "ConvTranspose1d padded below": (
-        lambda nn, key: nn.ConvTranspose1d(2, 3, 4, 3, padding="SAME_LOWER", key=key),
-        LINE,
-    ),
     "ConvTranspose1d with gaps": (
         lambda nn, key: nn.ConvTranspose1d(2, 3, 1, 3, padding="SAME", key=key),
         LINE,
@@ -69,10 +67,7 @@ LAYERS: dict[str, tuple[Any, ...]] = {
         ),
         LINE,
     ),
-    "ConvTranspose2d": (
-        lambda nn, key: nn.ConvTranspose2d(2, 4, 3, 2, 1, 1, groups=2, key=key),
-        IMAGE,
-    ),
+    "ConvTranspose2d": (lambda nn, key: nn.ConvTranspose2d(2, 4, 3, 2, 1, 1, 2, 2, key=key), IMAGE),
     "ConvTranspose3d": (lambda nn, key: nn.ConvTranspose3d(1, 2, 2, dilation=2, key=key), VOLUME),
     "MaxPool1d": (lambda nn, key: nn.MaxPool1d(2), LINE),
     "MaxPool2d": (lambda nn, key: nn.MaxPool2d(2, 2, 1), IMAGE),
@@ -128,18 +123,7 @@ LAYERS: dict[str, tuple[Any, ...]] = {
     "LSTMCell without bias": (lambda nn, key: nn.LSTMCell(3, 2, False, key=key), VECTOR, HIDDEN),
     "RotaryPositionalEmbedding": (lambda nn, key: nn.RotaryPositionalEmbedding(4), SEQUENCE),
     "MultiheadAttention": (
-        lambda nn, key: nn.MultiheadAttention(
-            2,
-            4,
-            6,
-            3,
-            5,
-            use_key_bias=True,
-            use_output_bias=True,
-            dropout_p=0.3,
-            inference=True,
-            key=key,
-        ),
+        lambda nn, key: nn.MultiheadAttention(2, 4, 6, 3, 5, **OPTIONS, key=key),
         SEQUENCE,
         wave(2, 6),
         wave(2, 3),

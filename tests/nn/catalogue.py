@@ -45,7 +45,6 @@ class Entry:
     caches: bool = False  # whether its State has a cache, of as many sequences as x
 
     def build(self, seed: int = 0) -> tuple[Any, nn.State]:
-        """The layer and its State."""
         layer, state = nn.make_with_state(self.make)(jax.random.key(seed))
         state = nn.reset_cache(layer, state, batch=len(self.x)) if self.caches else state
         return layer, state.seed(jax.random.key(2))
@@ -59,7 +58,6 @@ class Entry:
         )
 
     def apply(self, layer: Any, state: nn.State, x: Any = None, seed: int = 1) -> tuple[Any, Any]:
-        """The layer's output, and the State afterwards."""
         x = jnp.asarray(self.x) if x is None else x
         options = {"key": jax.random.key(seed)} if self.keyed else {}
         if "state" not in inspect.signature(layer).parameters:
@@ -92,7 +90,6 @@ def as_parameters(entries: Iterable[Any], name: Callable[[Any], str] = lambda en
 
 
 def flatten(x):
-    """A batch of images as a batch of vectors."""
     return x.reshape(x.shape[0], -1)
 
 
@@ -113,7 +110,6 @@ def small_net(key):
 
 
 def both_ways(key):
-    """Two small recurrent networks."""
     one, two = jax.random.split(key)
     return nn.Bidirectional(nn.RNN(nn.GRUCell(8, 4, key=one)), nn.RNN(nn.GRUCell(8, 4, key=two)))
 

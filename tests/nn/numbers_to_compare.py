@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import jax
 import numpy as np
 
 RTOL, ATOL = 2e-5, 2e-5
@@ -16,9 +17,13 @@ def wave(*shape: int, phase: float = 0.0) -> np.ndarray:
 
 
 def assert_close(found: Any, expected: Any, *, rtol: float = RTOL, atol: float = ATOL) -> None:
-    """Same shape, same numbers; tensors of PyTorch are accepted on either side."""
-    found, expected = (
-        np.asarray(x.detach() if hasattr(x, "detach") else x) for x in (found, expected)
-    )
+    """Same shape, same numbers: of arrays, of PyTorch's tensors, or the bits of random keys."""
+    found, expected = _numbers(found), _numbers(expected)
     assert found.shape == expected.shape
     np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol)
+
+
+def _numbers(x: Any) -> np.ndarray:
+    if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    return np.asarray(x.detach() if hasattr(x, "detach") else x)

@@ -1,5 +1,3 @@
-"""`PReLU`."""
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,7 +19,6 @@ def test_prelu_begins_with_a_quarter(given):
 
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.uint8])
 def test_integers_give_floats(dtype):
-    """As in Equinox."""
     low = -4 if dtype == jnp.int32 else 4
     out = nn.PReLU()(jnp.array([low, 8], dtype))
 

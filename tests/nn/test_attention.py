@@ -79,21 +79,10 @@ def test_it_is_the_formula_of_its_paper(kv_heads, causal, window, masked, implem
     assert_close(found, by_hand(layer, x, allowed_places(mask, causal, window), bias))
 
 
-def test_double_precision_stays_double():
-    """JAX's own function computes the weights in single."""
-    with jax.enable_x64(True):
-        layer = make(4, 8, dtype=jnp.float64)
-        x = jnp.asarray(wave(5, 8), jnp.float64)
-        expected = by_hand(layer, x, np.ones((5, 5), bool), np.zeros((4, 5, 5)))
-
-        np.testing.assert_allclose(layer(x), expected, rtol=1e-12, atol=1e-13)
-
-
 # ---- masks and biases
 
 
 def test_masks_for_all_for_heads_and_for_examples():
-    """Each is the same as called example by example."""
     layer, x = make(), jnp.asarray(wave(3, 5, 4))
     mask = np.asarray(wave(3, 2, 5, 5) > -1) | np.eye(5, dtype=bool)
 
@@ -168,25 +157,6 @@ def test_a_query_that_may_see_nothing_sees_all_alike():
     mean = layer.output_proj(layer.value_proj(x).mean(0))
     assert_close(seen(x), jnp.broadcast_to(mean, (5, 4)))
     assert np.isfinite(jax.jit(jax.grad(lambda x: seen(x).sum()))(x)).all()
-
-
-# ---- heads
-
-
-def test_heads_may_be_processed():
-    """They are given and taken with the axes (..., seq, num_heads, size)."""
-    layer = make(2, 4, qk_size=6, vo_size=1)
-    rope, x = nn.RotaryPositionalEmbedding(6), jnp.asarray(wave(3, 5, 4))
-    shapes = []
-
-    def process_heads(query, key, value):
-        shapes.extend([query.shape, key.shape, value.shape])
-        return rope(query, axis=-3), rope(key, axis=-3), value
-
-    found = layer(x, process_heads=process_heads)
-    assert shapes == [(3, 5, 2, 6), (3, 5, 2, 6), (3, 5, 2, 1)]
-    assert not np.allclose(found, layer(x))
-    assert_close(found, layer.replace(rotary=rope)(x))
 
 
 @pytest.mark.parametrize("name", ["rms", "layer"])

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, FieldWarning, ShapeError
+from pytreemod.errors import FieldWarning, ShapeError
 from tests.nn.catalogue import CATALOGUE
 from tests.nn.numbers_to_compare import assert_close
 
@@ -172,9 +172,6 @@ def test_a_weight_may_be_computed(change):
     assert str(jax.make_jaxpr(layer)(x)).count(" div ") <= 1
 
 
-# ---- inputs
-
-
 @pytest.mark.parametrize(
     ("shape", "text"),
     [
@@ -195,20 +192,6 @@ def test_an_input_of_that_shape_is_an_array():
     assert nn.check_shape(nn.Identity(), np.ones((5, 2, 3)), 5, ..., "any").shape == (5, 2, 3)
 
 
-# ---- State and keys
-
-
-def test_a_call_in_training_needs_a_key():
-    """The error says which sources there are."""
-    with pytest.raises(ArgumentError, match=r"Dropout.*key= in training"):
-        nn.Dropout()(jnp.ones(3))
-    with pytest.raises(ArgumentError, match="or a State with its stream"):
-        nn.Dropout(stream=pm.RngStream())(jnp.ones(3))
-
-
-# ---- initial values
-
-
 def test_initial_values(key):
     """In the layout of JAX's initializers; complex ones by parts; as many keys as asked for."""
     he = jax.nn.initializers.he_normal()
@@ -218,9 +201,6 @@ def test_initial_values(key):
     assert float(jnp.abs(nn.initial_bias(None, key, (100,), None, 4)).max()) <= 0.5
     keys = pm.init_keys(key)
     assert len(nn.split_key(keys, 3)) == 3
-
-
-# ---- names
 
 
 def test_names_of_the_room_are_classes_and_functions():

@@ -22,9 +22,6 @@ def test_initializers_keep_the_axes_apart(key):
         assert_close(layer.bias, np.arange(5).reshape(5, 1, 1))
 
 
-# ---- formulas
-
-
 def test_four_spatial_axes_are_as_good_as_two(key):
     """JAX has convolutions over any number; restated for a kernel of one tap."""
     layer = nn.Conv(4, 2, 3, 1, use_bias=False, key=key)

@@ -1,8 +1,5 @@
-"""`Dropout`."""
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import pytreemod as pm
@@ -12,7 +9,6 @@ from tests.nn.numbers_to_compare import assert_close, wave
 
 
 def streaming(p=0.5, **options):
-    """A Dropout with its own stream, and its seeded State."""
     make = nn.make_with_state(lambda: nn.Dropout(p, stream=pm.RngStream(), **options))
     layer, state = make()
     return layer, state.seed(jax.random.key(3))
@@ -58,25 +54,6 @@ def test_without_dropping_the_stream_is_not_used(p, options, call):
     assert not equations(lambda x, state: layer(x, state, **call), x, state)
 
 
-@pytest.mark.slow
-def test_streams_under_vmap():
-    """Split, each example has its own mask; unsplit, all share one."""
-    layer, state = streaming()
-    x = jnp.ones((4, 64))
-    axes = pm.by({pm.RngStream: 0, ...: None})
-
-    same, state = jax.vmap(layer, in_axes=(0, None), out_axes=(0, None))(x, state)
-    mapped = pm.filter_vmap(layer, in_axes=(0, axes), out_axes=(0, axes))
-    other, state = mapped(x, state.split(4))
-    again, _ = layer(x, state.join())
-
-    assert (same == same[:1]).all()
-    assert len({tuple(row) for row in np.asarray(jnp.concat([same[:1], other, again]))}) == 9
-
-
-# ---- the formula
-
-
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 @pytest.mark.sampled
 def test_entries_are_dropped_with_probability_p_and_scaled(key, p):
@@ -93,7 +70,6 @@ def test_entries_are_dropped_with_probability_p_and_scaled(key, p):
 
 @pytest.mark.parametrize(("p", "slope"), [(0, 1), (1, 0)])
 def test_certain_outcomes_have_finite_gradients(key, p, slope):
-    """Nothing or everything is dropped."""
     x, layer = jnp.asarray(wave(5)), nn.Dropout(p)
 
     assert_close(layer(x, key=key), slope * x)

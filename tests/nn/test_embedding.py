@@ -1,5 +1,3 @@
-"""`Embedding`."""
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -19,13 +19,7 @@ N = 3
 X = jnp.asarray(wave(5, 2))
 XS = jnp.asarray(wave(N, 5, 2))
 KEY = jax.random.key(0)
-make_mlp = ft.partial(nn.MLP, 2, 2, 4, 1)
-
-
-@ft.cache
-def nets():
-    """Small networks, made once."""
-    return nn.Ensemble(make_mlp, N, key=KEY)
+NETS = nn.Ensemble(ft.partial(nn.Linear, 2, 2), N, key=KEY)
 
 
 class Noisy(pm.Module):
@@ -36,9 +30,9 @@ class Noisy(pm.Module):
     dropout: nn.Dropout
     noise: pm.RngStream
 
-    def __init__(self, axis_name=None, *, key):
+    def __init__(self, *, key):
         self.linear = nn.Linear(2, 2, key=key)
-        self.norm = nn.BatchNorm(2, axis_name)
+        self.norm = nn.BatchNorm(2)
         self.dropout = nn.Dropout(0.5)
         self.noise = pm.RngStream()
 
@@ -60,9 +54,6 @@ class Pair(pm.Module):
     def __call__(self, a, b, *, mask=None):
         out = self.weight * a["x"] + b
         return out if mask is None else jnp.where(mask, out, 0)
-
-
-# ---- results
 
 
 @settings(law, max_examples=12)
@@ -91,28 +82,9 @@ def test_several_arguments_have_an_axis_or_none():
     assert_close(ys[2], pair[2]({"x": XS[2]}, XS[2]))
 
 
-def test_a_key_is_split_between_the_members():
-    """Each as if it were called with its own."""
-    dropouts = nn.Ensemble(lambda: nn.Dropout(0.5), N)
-    ys = dropouts(X, key=KEY)
-
-    for y, key in zip(ys, jax.random.split(KEY, N), strict=True):
-        assert_close(y, nn.Dropout(0.5)(X, key=key))
-
-
-class Headed(pm.Module):
-    """A trunk that several heads share."""
-
-    trunk: nn.Linear
-    heads: nn.Ensemble
-
-    def __call__(self, x):
-        return self.heads(jax.nn.relu(self.trunk(x)))
-
-
 def test_what_members_share_is_beside_them():
     """Its gradient is the sum over the members; `filter_vmap` with `by` says it without a class."""
-    trunk, heads = nn.Linear(2, 2, key=KEY), nets()
+    trunk, heads = nn.Linear(2, 2, key=KEY), NETS
 
     def loss(net):
         return jnp.sum(net(X) ** 2)
@@ -121,31 +93,23 @@ def test_what_members_share_is_beside_them():
         trunk, head = pair
         return jnp.sum(head(jax.nn.relu(trunk(X))) ** 2)
 
-    grads = pm.filter_jit(pm.filter_grad(loss))(Headed(trunk, heads))
+    grads = pm.filter_jit(pm.filter_grad(loss))(
+        nn.Sequential([trunk, nn.Lambda(jax.nn.relu), heads])
+    )
     alone = [pm.filter_grad(one)((trunk, head)) for head in heads]
     mapped = pm.filter_vmap(one, in_axes=(pm.by({"[0]": None, "[1]": 0}),))
 
-    assert_close(grads.trunk.weight, sum(g[0].weight for g in alone), rtol=1e-4)
+    assert_close(grads[0].weight, sum(g[0].weight for g in alone), rtol=1e-4)
     for i, (_, grad) in enumerate(alone):
-        assert_close(grads.heads.member.layers[1].weight[i], grad.layers[1].weight, rtol=1e-4)
+        assert_close(grads[2].member.weight[i], grad.weight, rtol=1e-4)
     by_map = pm.filter_grad(lambda pair: jnp.sum(mapped(pair)))((trunk, heads.member))
-    assert_close(by_map[0].weight, grads.trunk.weight, rtol=1e-4)
+    assert_close(by_map[0].weight, grads[0].weight, rtol=1e-4)
 
 
-# ---- State and random streams
-
-
-def make_noisy(axis_name=None):
-    """Members with State, seeded."""
-    make = pm.make_with_state(nn.Ensemble)
-    ensemble, state = make(ft.partial(Noisy, axis_name), N, key=KEY)
-    return ensemble, state.seed(jax.random.key(1))
-
-
-@pytest.mark.slow
 def test_each_member_has_state_and_streams_of_its_own():
     """As each has that is filled with its part, and called alone."""
-    ensemble, state = make_noisy()
+    ensemble, state = pm.make_with_state(nn.Ensemble)(Noisy, N, key=KEY)
+    state = state.seed(jax.random.key(1))
     members = state.restored().fill(ensemble).unstack()
     keys = jax.random.split(KEY, N)
     ys, after = pm.filter_jit(ensemble)(X, state, key=KEY, scale=2.0)
@@ -162,41 +126,25 @@ def test_each_member_has_state_and_streams_of_its_own():
     assert not np.allclose(again, ys)
 
 
-# ---- the program
-
-
 def by_hand(arrays, x):
     """The map that one would write without the library."""
 
-    def linear(x, w, b):
+    def linear(w, b):
         product = jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())))
         return product + jnp.broadcast_to(b, product.shape)
 
-    def member(first, second):
-        return linear(jax.nn.relu(linear(x, *first)), *second)
-
-    return jax.vmap(member)(*arrays)
+    return jax.vmap(linear)(*arrays)
 
 
 def by_ensemble(arrays, x):
-    """The same by an Ensemble of these arrays."""
-    structure = jax.tree.structure(nets())
-    return jax.tree.unflatten(structure, jax.tree.leaves(arrays))(x)
-
-
-def as_pairs(ensemble):
-    """The arrays of the two layers."""
-    leaves = jax.tree.leaves(ensemble)
-    return (leaves[0], leaves[1]), (leaves[2], leaves[3])
+    return jax.tree.unflatten(jax.tree.structure(NETS), arrays)(x)
 
 
 @pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("of", ["forward", "gradient"])
 def test_the_program_is_that_of_a_map_by_hand(of):
-    """The same operations once compiled, forward and backward."""
-
     def program(f):
         return f if of == "forward" else jax.grad(lambda a, x: jnp.mean(f(a, x) ** 2))
 
-    arrays = as_pairs(nets())
+    arrays = jax.tree.leaves(NETS)
     assert operations(program(by_ensemble), arrays, X) == operations(program(by_hand), arrays, X)

@@ -130,7 +130,7 @@ def test_numbers_are_those_of_one_device(entry, way):
     layer, x, state = laid_out(entry, WAYS[way])
     found = step_of(entry)(layer, x, state)
 
-    jax.tree.map(assert_same_numbers, found, result_on_one_device(entry.name))
+    jax.tree.map(assert_close, found, result_on_one_device(entry.name))
     ((_, (_, state_after)), gradients) = found
     gradients = gradients if isinstance(gradients, tuple) else (gradients,)
     for after, before in zip((state_after, *gradients), (state, layer, x), strict=False):
@@ -138,19 +138,9 @@ def test_numbers_are_those_of_one_device(entry, way):
 
 
 def assert_lies_alike(after, before):
-    """Each device has the same part of both arrays."""
     on_mesh = isinstance(before.sharding, NamedSharding)
     assert not on_mesh or after.sharding.is_equivalent_to(before.sharding, before.ndim)
 
-
-def assert_same_numbers(found, expected):
-    """Close numbers, or equal bits of a random key."""
-    if jax.dtypes.issubdtype(found.dtype, jax.dtypes.prng_key):
-        found, expected = jax.random.key_data(found), jax.random.key_data(expected)
-    assert_close(found, expected)
-
-
-# ---- products
 
 X = np.arange(8 * 16, dtype=np.float32).reshape(8, 16) / 64 - 1
 LINEAR = nn.Linear(16, 32, key=jax.random.key(0))
@@ -275,7 +265,6 @@ BATCH = jnp.asarray(wave(8, 4))
 
 
 def tanh_layer(key):
-    """A layer from four numbers to four."""
     return nn.MLP(4, 4, 4, 0, final_activation=jnp.tanh, key=key)
 
 

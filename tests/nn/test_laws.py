@@ -26,23 +26,6 @@ WEIGHTED = [
 ]
 
 
-def assert_trees_close(found, expected):
-    """Same structure, same numbers."""
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    jax.tree.map(lambda *leaves: assert_close(*map(as_numbers, leaves)), found, expected)
-
-
-def as_numbers(leaf):
-    """A random key as its bits, any other leaf unchanged."""
-    is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return jax.random.key_data(leaf) if is_key else leaf
-
-
-def has_weights(layer):
-    """Whether there is anything to train."""
-    return bool(jax.tree.leaves(layer))
-
-
 @every_layer
 @pytest.mark.sampled
 def test_jit_of_a_layer_is_the_layer(entry):
@@ -58,7 +41,7 @@ def test_jit_of_a_layer_is_the_layer(entry):
         out, after = apply(*entry.build(seed))
         expected, expected_after = entry.apply(*entry.build(seed))
         assert_close(out, expected)
-        assert_trees_close(jax.tree.leaves(after), jax.tree.leaves(expected_after))
+        jax.tree.map(assert_close, jax.tree.leaves(after), jax.tree.leaves(expected_after))
     assert len(traces) == 1
 
 
@@ -78,7 +61,7 @@ def test_gradient_is_a_layer_that_points_downhill(entry):
 
     assert jax.tree.structure(grads) == jax.tree.structure(layer)
     assert all(np.all(np.isfinite(grad)) for grad in jax.tree.leaves(grads))
-    if has_weights(layer):
+    if jax.tree.leaves(layer):
         assert loss(stepped) < loss(layer)
 
 
@@ -100,7 +83,7 @@ def test_scan_carries_a_layer(entry):
         expected.append(value)
 
     assert_close(sums, jnp.stack(expected), rtol=1e-4)
-    assert_trees_close(jax.tree.leaves((layer, state)), jax.tree.leaves(carry))
+    jax.tree.map(assert_close, jax.tree.leaves((layer, state)), jax.tree.leaves(carry))
 
 
 @every_layer
@@ -183,3 +166,29 @@ def test_gradients_of_many_examples_are_added_up_in_single_precision(entry):
         return jax.grad(loss)(layer)
 
     jax.tree.map(assert_near, gradient(layer, x), gradient(widened(layer), widened(x)))
+
+
+@pytest.mark.parametrize(
+    "entry", as_parameters([*WEIGHTED, *(e for e in CATALOGUE if e.name == "BatchNorm")])
+)
+@pytest.mark.sampled(4)
+def test_double_precision_has_its_digits(entry):
+    """The gradient is the difference quotient, which has no digits left in single precision."""
+
+    def moved(leaf, step):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        direction = jnp.cos(jnp.arange(leaf.size, dtype=float)).reshape(leaf.shape)
+        return leaf.astype(float) + step * direction
+
+    layer, state = entry.fill()
+    with jax.enable_x64(True):
+
+        @jax.jit
+        def f(step):
+            trees = jax.tree.map(lambda leaf: moved(leaf, step), (layer, jnp.asarray(entry.x)))
+            still = jax.tree.map(lambda leaf: moved(leaf, 0.0), state)
+            return jnp.sum(jnp.sin(entry.apply(trees[0], still, trees[1])[0]))
+
+        quotient = (f(1e-4) - f(-1e-4)) / 2e-4
+        np.testing.assert_allclose(jax.grad(f)(0.0), quotient, rtol=1e-5, atol=1e-5)

@@ -14,12 +14,10 @@ X = jnp.ones((2, 3))
 
 
 def lazy(n_out, key):
-    """A Linear of an unknown input."""
     return nn.Lazy(lambda n, key: nn.Linear(n, n_out, key=key), key=key)
 
 
 def conv(n, key):
-    """A convolution from n channels."""
     return nn.Conv2d(n, 4, 2, key=key)
 
 
@@ -96,8 +94,6 @@ def test_a_stateful_layer_runs_on_a_state_of_its_own():
 
 
 def test_a_method_is_called():
-    """By its name, or a function."""
-
     class Coder(pm.Module):
         layer: nn.Lazy
 

@@ -1,5 +1,3 @@
-"""`MLP`."""
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,7 +7,6 @@ from pytreemod import nn
 
 @pytest.mark.parametrize(("use_bias", "use_final_bias"), [(True, False), (False, True)])
 def test_biases_of_hidden_and_final_layers(key, use_bias, use_final_bias):
-    """Each flag is for its own layers."""
     mlp = nn.MLP(3, 2, 4, 2, use_bias=use_bias, use_final_bias=use_final_bias, key=key)
 
     has_bias = [layer.bias is not None for layer in mlp.layers]
@@ -17,7 +14,6 @@ def test_biases_of_hidden_and_final_layers(key, use_bias, use_final_bias):
 
 
 def test_initializers_and_dtype_reach_every_layer(key):
-    """weight_init, bias_init and dtype are those of the Linear layers."""
     ones, zeros = jax.nn.initializers.ones, jax.nn.initializers.zeros
     mlp = nn.MLP(3, 2, 4, 1, dtype=jnp.bfloat16, key=key, weight_init=ones, bias_init=zeros)
 

@@ -1,5 +1,3 @@
-"""`inference_mode` and `with_mode`."""
-
 from typing import Any
 
 import jax
@@ -27,7 +25,6 @@ def model():
 
 
 def flags(tree):
-    """All the flags of `model()`."""
     sequential = tree["rest"][0]
     block = tree["block"]
     return [block.inference, block.inner.inference, *(layer.inference for layer in sequential)]

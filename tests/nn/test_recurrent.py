@@ -100,8 +100,6 @@ class Total(nn.RNNCellBase):
 
 
 class Noisy(Total):
-    """One that draws random numbers."""
-
     def __call__(self, input, hidden, *, key=None):
         return input + hidden + (0.0 if key is None else jax.random.normal(key, hidden.shape))
 
@@ -162,6 +160,8 @@ def test_outputs_of_both_directions_are_merged_by_a_function():
     forward = nn.RNN(GRU, time_major=True)(x)
     backward = nn.RNN(GRU, time_major=True, reverse=True, keep_order=True)(x)
     assert_close(added(x), forward + backward)
+    joined = nn.Bidirectional(*rnns, time_major=True)(x)
+    assert_close(joined, jnp.concatenate([forward, backward], -1))
     carries, _ = added.replace(return_carry=True)(x, initial_carry=(jnp.ones((4, 2)), None))
     assert_close(carries[1], backward[0])
     assert not np.allclose(carries[0], forward[-1])

@@ -20,27 +20,22 @@ KINDS = DOWN, UP = nn.Conv1d, nn.ConvTranspose1d
 
 
 def ones(*shape):
-    """An input of that shape."""
     return jnp.ones(shape)
 
 
 def conv(kind, **options):
-    """A convolution from three channels to two."""
     return kind(3, 2, **{"kernel_size": 3, **options}, key=KEY)
 
 
 def attention(*args, **options):
-    """A call of a layer of two heads for sequences of size four."""
     return nn.MultiheadAttention(2, 4, key=KEY)(*args, **options)
 
 
 def fewer_keys(query, key, value):
-    """Heads of other lengths."""
     return query, key[:1], value
 
 
 def cached(x, batch=(), **options):
-    """A call with a cache for sequences of size eight, four heads and six positions."""
     make = nn.make_with_state(nn.MultiheadAttention)
     layer, state = make(4, 8, is_causal=True, cache_size=6, key=KEY)
     return layer(x, state=nn.reset_cache(layer, state, batch=batch), **options)
@@ -52,7 +47,6 @@ def by_distance(query, key):
 
 
 def batch_norm(shape, *args, dtype=float, **options):
-    """A call of a new layer for three channels."""
     layer, state = nn.make_with_state(nn.BatchNorm)(3, *args, **options)
     return layer(jnp.ones(shape, dtype), state)
 
@@ -82,28 +76,23 @@ CONTAINERS = (
 
 
 def wrong(container, kind):
-    """A call of a container of such layers."""
     model, state = pm.make_with_state(container)(lambda: Wrong(nn.BatchNorm(2), kind))
     return model(ones(3, 2), state)
 
 
 def stack(**changes):
-    """Linear layers one after the other."""
     return nn.Stack(ft.partial(nn.Linear, 2, 2), 3, key=KEY).replace(**changes)
 
 
 def ensemble(**changes):
-    """Linear layers side by side."""
     return nn.Ensemble(ft.partial(nn.Linear, 2, 2), 3, key=KEY).replace(**changes)
 
 
 def several(layer):
-    """Two models in the place of one."""
     return jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), layer)
 
 
 def lazy(**options):
-    """A Linear of an unknown input."""
     return nn.Lazy(lambda n, key: nn.Linear(n, 4, key=key), key=KEY, **options)
 
 
@@ -114,7 +103,6 @@ def step(make):
 
 
 def first(layers, x):
-    """A call of one of several layers."""
     return layers[0](x)
 
 
@@ -124,14 +112,18 @@ def twice(layer, x):
 
 
 def gru(**options):
-    """A call over time, for a batch of three."""
     with jax.numpy_dtype_promotion("standard"):
         return nn.RNN(nn.GRUCell(3, 2, key=KEY))(ones(3, 4, 3), **options)
 
 
 def spectral(weight):
-    """A Linear with this weight, normalized."""
     return nn.SpectralNorm(nn.Linear(3, 4, key=KEY).replace(weight=weight), "weight", key=KEY)
+
+
+def spectral_call(weight):
+    """A call with another weight than the one that it was made with."""
+    layer, state = nn.make_with_state(spectral)(jnp.ones((4, 3)))
+    return pm.tree_at("layer.weight", layer, weight)(ones(3), state)
 
 
 class Flagged(pm.Module):
@@ -149,7 +141,6 @@ X, BATCH, EXAMPLE = ones(3, 4), ones(2, 5, 4), ones(3, 8)
 
 TABLE = {
     "Linear, Einsum": [
-        (lambda: nn.Linear(3, 4, key=KEY)(ones(3, 7)), ShapeError, r"Linear.*f32\[3,7\]"),
         (lambda: nn.LinearGeneral((2, 2), 2, key=KEY), ArgumentError, "2 axes"),
         (lambda: nn.LinearGeneral((2, 3), 2, (0, 1), key=KEY)(ones(3, 2)), TypeError, "contract"),
         # JAX does not refuse an axis of size 1, or a bias with an axis more.
@@ -173,8 +164,7 @@ TABLE = {
         *((lambda k=k: conv(k).replace(padding="same"), ArgumentError, "padding") for k in KINDS),
         (lambda: conv(DOWN).replace(kernel_size=(5,))(ones(3, 9)), ShapeError, "weight of shape"),
         (lambda: conv(UP).replace(kernel_size=(5,))(ones(3, 9)), ShapeError, "weight of shape"),
-        # Channels that stand elsewhere, a kernel that is larger than x, an empty result.
-        (lambda: nn.Conv2d(3, 4, 3, key=KEY)(ones(9, 9, 3)), ShapeError, "Conv"),
+        # An image without channels, a kernel that is larger than x, an empty result.
         (lambda: nn.Conv2d(1, 4, 3, key=KEY)(ones(9, 9)), ShapeError, "Conv"),
         (lambda: conv(UP)(ones(3)), ShapeError, "Conv"),
         (lambda: conv(DOWN, kernel_size=5, dilation=2)(ones(3, 8)), ShapeError, "Conv"),
@@ -230,7 +220,6 @@ TABLE = {
         (lambda: attention(X, X, ones(5, 4)), ShapeError, r"\(3, 4\)"),
         # Heads that do not divide would be cut; a window of nothing would hide everything.
         (lambda: nn.MultiheadAttention(4, 8, num_kv_heads=3, key=KEY), ArgumentError, "kv_heads"),
-        (lambda: nn.MultiheadAttention(4, 7, key=KEY), ArgumentError, "query_size"),
         (lambda: nn.MultiheadAttention(4, 8, window=0, key=KEY), ArgumentError, "window"),
     ],
     "attention with a cache": [
@@ -240,7 +229,6 @@ TABLE = {
         (lambda: cached(EXAMPLE, is_causal=False), ArgumentError, "is_causal"),
         (lambda: cached(EXAMPLE, key_=ones(2, 8)), ShapeError, "as many keys"),
         (lambda: cached(EXAMPLE, process_heads=lambda q, k, v: (q, k, v)), ArgumentError, "rotary"),
-        (lambda: cached(ones(4, 3, 8)), ShapeError, r"\(4,\)"),
         (lambda: cached(ones(4, 3, 8), (4,), bias=by_distance), ShapeError, "bias"),
     ],
     "positions": [
@@ -293,10 +281,11 @@ TABLE = {
     "normed weights": [
         (lambda: spectral(jnp.zeros((4, 3))), ArgumentError, "SpectralNorm.*zeros"),
         (lambda: spectral(jnp.ones((4, 3), jnp.complex64)), ArgumentError, "SpectralNorm.*real"),
+        # Several layers as one, whose matrices would be taken for one.
+        (lambda: spectral_call(jnp.ones((2, 4, 3))), (TypeError, ShapeError), "weight|shape"),
     ],
     "modes": [
-        # A misspelled name, data in the place of configuration, a value that is no flag.
-        (lambda: nn.with_mode(FLAGGED, momentun=0.5), ArgumentError, "momentun"),
+        # Data in the place of configuration, a value that is no flag.
         (lambda: nn.with_mode(nn.BatchNorm(2), weight=ones(2)), ArgumentError, "weight"),
         (lambda: nn.with_mode(FLAGGED, inner=None), ArgumentError, "inner"),
         (lambda: nn.inference_mode(FLAGGED, 1), ArgumentError, "inference"),
@@ -319,7 +308,6 @@ TABLE = {
 
 @pytest.mark.parametrize("kind", TABLE)
 def test_what_would_be_silently_wrong_is_refused(kind):
-    """Each with its error, at the call or when the layer is made."""
     for use, error, word in TABLE[kind]:
         with pytest.raises(error, match=word):
             use()

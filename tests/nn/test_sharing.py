@@ -1,5 +1,3 @@
-"""`Shared`."""
-
 import equinox
 import jax
 import jax.numpy as jnp
@@ -12,17 +10,14 @@ KEY = jax.random.key(0)
 
 
 def pair(lib=pm):
-    """An embedding, and a head for it."""
     return lib.nn.Embedding(5, 3, key=KEY), lib.nn.Linear(3, 5, key=KEY)
 
 
 def head(pair):
-    """The weight that is tied to another."""
     return pair[1].weight
 
 
 def embedding(pair):
-    """The weight at the source of the tie."""
     return pair[0].weight
 
 

@@ -1,5 +1,3 @@
-"""`SpectralNorm`."""
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,17 +5,14 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ShapeError
 from tests.nn.numbers_to_compare import assert_close, wave
 
 
 def make_linear(key, **options):
-    """A dense layer from 3 to 4, normalized."""
     return nn.SpectralNorm(nn.Linear(3, 4, key=key), "weight", key=key, **options)
 
 
 def make_conv(key, **options):
-    """A convolution from 2 channels to 3, normalized."""
     return nn.SpectralNorm(nn.Conv2d(2, 3, 3, key=key), "weight", key=key, **options)
 
 
@@ -101,34 +96,17 @@ def test_the_gradient_sees_the_norm_but_not_the_iteration(key):
     assert_close(grads.layer.weight, jax.grad(by_hand)(weight), rtol=1e-4, atol=1e-4)
 
 
-class Pair(pm.Module):
-    """Two layers, one after the other."""
-
-    first: nn.Linear
-    second: nn.Linear
-
-    def __call__(self, x):
-        return self.second(self.first(x))
-
-
 def test_a_weight_that_is_computed_or_tied_is_normalized_as_it_reads(key):
     """The value is divided in the call, by any path; what it comes from stays."""
     linear, x = nn.Linear(3, 3, key=key), jnp.ones(3)
     masked = linear.replace(weight=pm.computed(jnp.multiply, linear.weight, jnp.tri(3)))
-    tied = pm.tie(Pair(linear, linear), "second.weight", to="first.weight")
+    tied = pm.tie(nn.Sequential([linear, linear]), "layers[1].weight", to="layers[0].weight")
 
-    for inner in (Pair(linear, masked), tied):
+    for inner in (nn.Sequential([linear, masked]), tied):
         make = nn.make_with_state(nn.SpectralNorm)
-        layer, state = make(inner, "second.weight", inference=True, key=key)
+        layer, state = make(inner, "layers[1].weight", inference=True, key=key)
         u, v = state.get(layer.uv_index)
-        weight = inner.second.weight
-        plain = Pair(linear, linear.replace(weight=weight / (u @ weight @ v)))
-        assert_close(layer(x, state)[0], plain(x))
+        weight = inner[1].weight
+        plain = linear.replace(weight=weight / (u @ weight @ v))
+        assert_close(layer(x, state)[0], plain(linear(x)))
         assert jax.tree.structure(layer.layer) == jax.tree.structure(inner)
-
-
-def test_several_layers_as_one_are_refused(key):
-    """Their matrices would be taken for one; `test_refusals.py` has the other mistakes."""
-    layer, state = nn.make_with_state(make_linear)(key)
-    with pytest.raises((TypeError, ShapeError), match=r"weight|shape"):
-        pm.tree_at("layer.weight", layer, jnp.ones((2, 4, 3)))(jnp.ones(3), state)

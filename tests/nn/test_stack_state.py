@@ -20,9 +20,9 @@ class Normed(pm.Module):
     linear: nn.Linear
     norm: nn.BatchNorm
 
-    def __init__(self, axis_name=None, *, key):
+    def __init__(self, *, key):
         self.linear = nn.Linear(2, 2, key=key)
-        self.norm = nn.BatchNorm(2, axis_name)
+        self.norm = nn.BatchNorm(2)
 
     def __call__(self, x, state):
         x, state = self.norm(self.linear(x), state)
@@ -49,53 +49,30 @@ class Noise(nn.StatefulLayer):
         return x + drawn, state.set(self.drawn, drawn)
 
 
-class Net(pm.Module):
+def net(make_layer, *, key=None):
     """A model with a Stack in it, beside other tokens."""
-
-    first: nn.BatchNorm
-    blocks: nn.Stack
-
-    def __init__(self, make_layer, *, key=None):
-        self.first = nn.BatchNorm(2)
-        self.blocks = nn.Stack(make_layer, DEPTH, key=key)
-
-    def __call__(self, x, state):
-        x, state = self.first(x, state)
-        if isinstance(self.blocks, nn.Stack):
-            return self.blocks(x, state)
-        for block in self.blocks:
-            x, state = block(x, state)
-        return x, state
+    return nn.Sequential([nn.BatchNorm(2), nn.Stack(make_layer, DEPTH, key=key)])
 
 
 def normed():
-    """A Stack with running statistics, and its State."""
     return pm.make_with_state(nn.Stack)(Normed, DEPTH, key=jax.random.key(0))
-
-
-def noisy(depth=DEPTH):
-    """A Stack with a stream, and its State."""
-    stack, state = pm.make_with_state(nn.Stack)(Noise, depth)
-    return stack, state.seed(jax.random.key(1))
 
 
 call = pm.filter_jit(lambda layer, x, state: layer(x, state))
 
 
-def as_list(model, state):
-    """The same model with a list instead of the Stack."""
-    model = state.fill(model)
-    model = pm.tree_at(lambda m: m.blocks, model, replace_fn=lambda stack: stack.unstack())
+def exchanged(model, state, change):
+    """The same model with another form of its Stack, and its State."""
+    model = pm.tree_at("layers[1]", state.fill(model), replace_fn=change)
     return pm.make_with_state(lambda: model)()
+
+
+def as_list(model, state):
+    return exchanged(model, state, lambda stack: nn.Sequential(stack.unstack()))
 
 
 def as_stack(model, state):
-    """The inverse."""
-    model = pm.tree_at(lambda m: m.blocks, state.fill(model), replace_fn=nn.Stack.from_layers)
-    return pm.make_with_state(lambda: model)()
-
-
-# ---- values
+    return exchanged(model, state, nn.Stack.from_layers)
 
 
 def test_each_layer_has_values_of_its_own():
@@ -124,7 +101,8 @@ def test_each_layer_has_values_of_its_own():
 
 def test_the_stream_is_one_and_each_layer_draws_its_own():
     """The State has one stream; noise differs from layer to layer and from call to call."""
-    stack, state = noisy()
+    stack, state = pm.make_with_state(nn.Stack)(Noise, DEPTH)
+    state = state.seed(jax.random.key(1))
     drawn = []
     for _ in range(3):
         _, state = call(stack, X, state)
@@ -135,7 +113,6 @@ def test_the_stream_is_one_and_each_layer_draws_its_own():
 
 
 def test_streams_of_nested_stacks_are_all_different():
-    """A stream in a Stack of Stacks is split twice."""
     make = pm.make_with_state(lambda: nn.Stack(lambda: nn.Stack(Noise, 2), DEPTH))
     stack, state = make()
     state = state.seed(jax.random.key(0))
@@ -166,40 +143,40 @@ def test_a_model_with_a_list_computes_the_same():
             x, state = self.noise(x, state)
             return super().__call__(x, state)
 
-    net, state = pm.make_with_state(Net)(Layer, key=jax.random.key(0))
-    _, state = call(net, X, state.seed(jax.random.key(1)))
-    listed, list_state = as_list(net, jax.tree.map(jnp.copy, state))
+    model, state = pm.make_with_state(net)(Layer, key=jax.random.key(0))
+    _, state = call(model, X, state.seed(jax.random.key(1)))
+    listed, list_state = as_list(model, jax.tree.map(jnp.copy, state))
 
-    assert type(listed.blocks) is list
-    assert_close(call(listed, X, list_state)[0], call(net, X, state)[0])
+    assert type(listed[1]) is nn.Sequential
+    assert_close(call(listed, X, list_state)[0], call(model, X, state)[0])
 
 
 def test_a_list_becomes_a_stack_with_its_state():
     """There and back again is the identity, for model and State."""
-    net, state = pm.make_with_state(Net)(Normed, key=jax.random.key(0))
-    _, state = call(net, X, state)
+    model, state = pm.make_with_state(net)(Normed, key=jax.random.key(0))
+    _, state = call(model, X, state)
     kept = jax.tree.map(jnp.copy, state)
 
-    again, state = as_stack(*as_list(net, state))
+    again, state = as_stack(*as_list(model, state))
 
-    assert pm.tree_equal(again, net)
+    assert pm.tree_equal(again, model)
     assert state == kept
 
 
 def test_the_first_stream_of_a_list_goes_on_for_all():
     """Layers of a list have a stream each; the Stack has one, which draws nothing twice."""
-    net, state = pm.make_with_state(Net)(Noise)
-    listed, state = as_list(net, state.seed(jax.random.key(0)))
+    model, state = pm.make_with_state(net)(Noise)
+    listed, state = as_list(model, state.seed(jax.random.key(0)))
     _, state = call(listed, X, state)
-    before = [state.get(layer.drawn).item() for layer in listed.blocks]
-    first = jax.tree.leaves(state.substate(listed.blocks[0].stream))
+    before = [state.get(layer.drawn).item() for layer in listed[1]]
+    first = jax.tree.leaves(state.substate(listed[1][0].stream))
 
     again, state = as_stack(listed, state)
-    for pair in zip(jax.tree.leaves(state.substate(again.blocks.layer.stream)), first, strict=True):
+    for pair in zip(jax.tree.leaves(state.substate(again[1].layer.stream)), first, strict=True):
         assert pm.tree_equal(*pair)
     _, state = call(again, X, state)
 
-    assert len({*before, *state.get(again.blocks.layer.drawn).tolist()}) == 2 * DEPTH
+    assert len({*before, *state.get(again[1].layer.drawn).tolist()}) == 2 * DEPTH
 
 
 @pytest.mark.parametrize("part", [0, slice(1, 3)])

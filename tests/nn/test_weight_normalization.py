@@ -1,5 +1,3 @@
-"""`WeightNorm`."""
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -47,16 +45,6 @@ def test_it_is_the_formula(key, axis):
         assert_close(own, other)
 
 
-class Twice(pm.Module):
-    """A module with two weights."""
-
-    first: jax.Array
-    weight: jax.Array
-
-    def __call__(self, x):
-        return self.weight @ self.first @ x
-
-
 def test_a_weight_that_is_computed_stays_so(key):
     """The arrays that it is computed from are trained; its v may be tied afterwards."""
     linear, x = nn.Linear(3, 3, key=key), jnp.asarray(wave(3))
@@ -66,12 +54,15 @@ def test_a_weight_that_is_computed_stays_so(key):
     parts = ["bias", "weight.g", "weight.v.trees.0", "weight.v.trees.1"]
     assert sorted(pm.named_leaves(layer)) == parts
 
-    twice = nn.WeightNorm(Twice(linear.weight, linear.weight))
-    tied = pm.tie(twice, "weight.v", to="first")
-    assert sorted(pm.named_leaves(tied)) == ["first", "weight.g"]
-    assert_close(tied(x), twice(x))
-    with pytest.raises(SpecError, match="tied to first"):
-        nn.WeightNorm(pm.tie(Twice(linear.weight, linear.weight), "weight", to="first"))
+    twice = nn.Sequential([linear, linear])
+    normed = nn.WeightNorm(twice, "layers[1].weight")
+    tied = pm.tie(normed, "layers[1].weight.v", to="layers[0].weight")
+    left = ["layers.0.bias", "layers.0.weight", "layers.1.bias", "layers.1.weight.g"]
+    assert sorted(pm.named_leaves(tied)) == left
+    assert_close(tied(x), normed(x))
+    twice = pm.tie(twice, "layers[1].weight", to="layers[0].weight")
+    with pytest.raises(SpecError, match=r"tied to layers\[0\]"):
+        nn.WeightNorm(twice, "layers[1].weight")
 
 
 def test_what_cannot_be_normalized_is_refused(key):

@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 
 import pytreemod as pm
 from pytreemod import constraints
-from pytreemod.errors import ArgumentError, CheckError, FieldError, ShapeError
+from pytreemod.errors import CheckError, FieldError
 from tests.helpers.laws import law
 from tests.labels import label
 
@@ -63,12 +63,10 @@ def compiled(constraint):
 
 @ft.cache
 def value_and_slope(constraint):
-    """The value for a number, and the gradient."""
     return jax.jit(jax.value_and_grad(constraint.forward))
 
 
 def is_inside(constraint, value):
-    """Whether a constraint takes a value."""
     constraint.constrain(value, "Model.x")
     return True
 
@@ -120,7 +118,6 @@ def test_every_finite_number_gives_one_inside(constraint, u):
 @simple
 @pytest.mark.sampled
 def test_half_precision_stays_inside(constraint):
-    """And its dtype is unchanged."""
     for dtype in (jnp.bfloat16, jnp.float16):
         value = constraint.forward(jnp.asarray([-60000.0, -30.0, 0.0, 30.0, 60000.0], dtype))
 
@@ -148,37 +145,24 @@ def test_the_shape_is_known_without_tracing(constraint, shape):
 # ---- against closed formulas
 
 
-LOGISTIC = [
-    (constraints.positive, math.exp, math.exp),
-    (constraints.greater_than(-2.5), lambda u: math.exp(u) - 2.5, math.exp),
-    (constraints.less_than(0.3), lambda u: 0.3 - math.exp(u), lambda u: -math.exp(u)),
-    (
-        constraints.softplus_positive,
-        lambda u: math.log1p(math.exp(u)),
-        lambda u: 1 / (1 + math.exp(-u)),
-    ),
-    (
-        constraints.interval(-1.0, 3.0),
-        lambda u: -1 + 4 / (1 + math.exp(-u)),
-        lambda u: 4 * math.exp(-u) / (1 + math.exp(-u)) ** 2,
-    ),
+FORMULAS = [
+    (constraints.positive, math.exp),
+    (constraints.greater_than(-2.5), lambda u: math.exp(u) - 2.5),
+    (constraints.less_than(0.3), lambda u: 0.3 - math.exp(u)),
+    (constraints.softplus_positive, lambda u: math.log1p(math.exp(u))),
+    (constraints.interval(-1.0, 3.0), lambda u: -1 + 4 / (1 + math.exp(-u))),
 ]
 
 
-@pytest.mark.parametrize(("constraint", "formula", "slope"), LOGISTIC, ids=label)
-def test_numbers_are_those_of_the_formula(constraint, formula, slope):
-    """Values, and gradients."""
+@pytest.mark.parametrize(("constraint", "formula"), FORMULAS, ids=label)
+def test_numbers_are_those_of_the_formula(constraint, formula):
     for u in (-4.0, -0.5, 0.0, 0.25, 3.0):
-        value, gradient = map(float, jax.value_and_grad(constraint.forward)(jnp.float32(u)))
-
-        assert value == pytest.approx(formula(u), rel=1e-6)
-        assert gradient == pytest.approx(slope(u), rel=1e-6)
+        assert float(constraint.forward(jnp.float32(u))) == pytest.approx(formula(u), rel=1e-6)
 
 
 @every
 @pytest.mark.sampled
 def test_gradients_are_finite_differences(constraint, shape):
-    """Along a random direction."""
     u, direction = (free(constraint, shape, seed) for seed in (0, 1))
     weights = jnp.asarray(np.random.default_rng(2).normal(size=shape), jnp.float32)
 
@@ -237,9 +221,6 @@ def test_orthogonal_matrices_are_all_there():
     assert half.dtype == jnp.bfloat16
 
 
-# ---- equality and text
-
-
 def test_constraints_are_values():
     """Equal if made of the same bounds, in any notation; otherwise distinguished."""
     assert constraints.interval(0, 1) == constraints.unit_interval
@@ -281,7 +262,6 @@ BAD = [
 @pytest.mark.parametrize(("constraint", "value"), BAD)
 @pytest.mark.sampled
 def test_a_value_outside_is_refused(constraint, value):
-    """With the field; where it is traced, when the program runs."""
     value = jnp.asarray(value, jnp.float32)
 
     def made(value):
@@ -307,45 +287,7 @@ def test_a_traced_value_inside_passes(constraint, shape):
         assert np.allclose(made[0], stored, rtol=1e-2, atol=1e-2)
 
 
-REFUSED = {
-    "no last axis": (lambda: constraints.simplex.constrain(jnp.ones(()), "M.x"), ShapeError, "M.x"),
-    "no square": (
-        lambda: constraints.lower_cholesky.constrain(jnp.ones((2, 3)), "M.x"),
-        ShapeError,
-        r"f32\[2,3\]",
-    ),
-    "a wide matrix": (
-        lambda: constraints.orthogonal.constrain(jnp.ones((2, 3)), "M.x"),
-        ShapeError,
-        r"f32\[2,3\]",
-    ),
-    "complex numbers": (
-        lambda: constraints.positive.constrain(jnp.ones((), complex), "M.x"),
-        FieldError,
-        "c64",
-    ),
-    "bounds of an empty interval": (lambda: constraints.interval(2, 1), ArgumentError, "interval"),
-    "a bound that is no number": (
-        lambda: constraints.greater_than(math.nan),
-        ArgumentError,
-        "greater_than",
-    ),
-}
-
-
-@pytest.mark.parametrize(("call", "error", "match"), REFUSED.values(), ids=REFUSED)
-def test_what_has_no_value_inside_is_refused(call, error, match):
-    """A shape, a dtype, or bounds."""
-    with pytest.raises(error, match=match):
-        call()
-
-
-# ---- bijections of the user's
-
-
 def test_a_bijection_may_change_the_shape():
-    """The shape of the value is found by tracing `forward`."""
-
     def differences(x):
         return jnp.diff(x)
 

@@ -24,8 +24,6 @@ def _standard_promotion():
 
 
 class Layer(pm.Module):
-    """A matrix, a vector and a number."""
-
     weight: jax.Array
     bias: jax.Array
     scale: jax.Array
@@ -88,14 +86,11 @@ def in_lists(model):
 
 
 def slopes(model, number):
-    """Gradients that depend on the model."""
     return jax.tree.map(lambda x: jnp.sin(3 * x + number), model)
 
 
 @ft.partial(jax.jit, static_argnums=0)
 def by_hand(rule, model):
-    """Three steps of plain optax."""
-
     def step(carry, number):
         model, state = carry
         updates, state = rule.update(slopes(model, number), state, model)
@@ -114,7 +109,6 @@ def _trained(opt, model):
 
 
 def trained(rule, model):
-    """The same three steps of an optimizer."""
     return _trained(pm.Optimizer(rule).init(model), model)
 
 

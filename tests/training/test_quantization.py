@@ -5,12 +5,10 @@ import functools as ft
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, SpecError
 from tests.helpers.comparing import assert_same
 from tests.helpers.equations import operations
 from tests.labels import label
@@ -21,22 +19,16 @@ X = jnp.asarray([1.0, -2.0, 0.5])
 
 
 def mlp(**options):
-    """Two matrices."""
     return nn.MLP(3, 2, 4, 1, jnp.tanh, key=KEY, **options)
 
 
 def small(model, form="int8"):
-    """All matrices of a model."""
     return pm.quantize(model, form)
 
 
 def parts(leaf):
-    """Numbers and scales, as NumPy has them."""
     leaves = pm.named_leaves(leaf)
     return np.asarray(leaves["numbers"]), np.asarray(leaves["scales"])
-
-
-# ---- numbers
 
 
 def restated(rows, levels):
@@ -157,30 +149,19 @@ def test_the_matrices_among_what_is_chosen_are_quantised(form, quantized):
 
 
 def test_a_model_reads_as_its_resolved_one():
-    """Called, under jit, mapped and scanned; gradients by the argument as well."""
     model = pm.quantize(mlp(), pm.by({"layers.0": "int8", ...: "int4"}))
     resolved = pm.resolve(model)
-    xs = jnp.stack([X, 2 * X])
 
     assert jax.tree.structure(resolved) == jax.tree.structure(mlp())
     assert not isinstance(pm.named_leaves(resolved)["layers.0.weight"], pm.Computed)
     assert_same(model(X), resolved(X))
     assert isinstance(model.layers[0].weight, jax.Array)
-    for call in (
-        lambda m: pm.filter_jit(lambda m: m(X))(m),
-        lambda m: jax.vmap(m)(xs),
-        lambda m: jax.lax.scan(lambda c, x: (c, m(x)), 0.0, xs)[1],
-        lambda m: jax.grad(lambda x: m(x).sum())(X),
-        lambda m: pm.filter_checkpoint(lambda x: m(x))(X),
-    ):
-        np.testing.assert_allclose(call(model), call(resolved), rtol=1e-6)
 
 
 @pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("form", ["int8", "int4"])
 @pytest.mark.sampled
 def test_the_program_is_the_hand_written_one(form):
-    """The operations of a call are those of the formula."""
     leaves, treedef = jax.tree.flatten(small(nn.Linear(8, 6, key=KEY), form))
 
     def ours(leaves, x):
@@ -197,11 +178,7 @@ def test_the_program_is_the_hand_written_one(form):
     assert operations(ours, leaves, x) == operations(by_hand, leaves, x)
 
 
-# ---- layers as one, ties, updates
-
-
 def test_in_a_traced_function_rows_that_are_not_finite_read_as_nan():
-    """They cannot be read there."""
     rows = jnp.asarray([[1.0, jnp.inf], [jnp.nan, 2.0], [1.0, 2.0]])
     value = jax.jit(lambda w: small({"w": w})["w"].value())(rows)
 
@@ -209,32 +186,7 @@ def test_in_a_traced_function_rows_that_are_not_finite_read_as_nan():
 
 
 def make_stack():
-    """Layers as one."""
     return nn.Stack(ft.partial(nn.Linear, 3, 3), 2, key=KEY)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [make_stack, mlp], ids=["stack", "mlp"])
-def test_updates_of_low_rank_are_trained_on_a_quantised_base(make):
-    """At first the numbers are the same, and then nothing else changes."""
-    first = pm.lora(small(make()), "**.weight", 2, key=KEY)
-    assert_same(first(X), small(make())(X))
-
-    role = pm.select.role("lora")
-    grads = pm.filter_grad(lambda m: (m(X) ** 2).sum(), wrt=role)(first)
-    assert {name.rpartition(".")[2] for name in pm.named_leaves(grads)} == {"a", "b"}
-    with jax.numpy_dtype_promotion("standard"):
-        opt = pm.Optimizer(pm.by({role: optax.adam(0.1), ...: None})).init(first)
-        trained, _ = opt.update(first, grads=pm.filter_grad(lambda m: (m(X) ** 2).sum())(first))
-    before, after = pm.named_leaves(first), pm.named_leaves(trained)
-    changed = {name for name in before if before[name].tolist() != after[name].tolist()}
-    assert changed == {name for name in before if name.endswith(".b")}
-    merged = pm.resolve(trained)
-    np.testing.assert_allclose(merged(X), trained(X), rtol=1e-5)
-    assert jax.tree.structure(merged) == jax.tree.structure(make())
-
-
-# ---- with the rest of the library
 
 
 def test_a_file_has_its_parts(tmp_path):
@@ -249,42 +201,3 @@ def test_a_file_has_its_parts(tmp_path):
     assert pm.load(tmp_path / "stack", like) == model[0]
     layers = [*model[0]]
     assert pm.load(tmp_path / "stack", layers) == layers
-
-
-WITH_NAN = {"w": jnp.zeros((9, 2)).at[2, 1].set(jnp.nan)}
-REFUSED = {
-    "no form": (lambda: pm.quantize(mlp(), "int2"), ArgumentError, "int2"),
-    "no matrix": (
-        lambda: pm.quantize(mlp(), pm.by({"**.bias": "int8", ...: None})),
-        SpecError,
-        r"layers\[0\]\.bias",
-    ),
-    "groups that do not divide a row": (
-        lambda: pm.quantize(mlp(), "int4,group_size=2"),
-        ArgumentError,
-        "group_size",
-    ),
-    "what is quantized": (
-        lambda: pm.quantize(small(mlp()), pm.by({"**.weight": "int4", ...: None})),
-        SpecError,
-        r"layers\[0\]\.weight",
-    ),
-    "what is computed": (
-        lambda: small(pm.map_parameters(jnp.exp, nn.Linear(3, 4, key=KEY), "weight")),
-        SpecError,
-        "weight",
-    ),
-    "what is computed beside a matrix": (
-        lambda: small([small(nn.Linear(3, 4, key=KEY)), nn.Linear(3, 4, key=KEY)]),
-        SpecError,
-        "computed leaf already",
-    ),
-    "numbers that are not finite": (lambda: small(WITH_NAN), ArgumentError, "w"),
-}
-
-
-@pytest.mark.parametrize(("call", "error", "match"), REFUSED.values(), ids=REFUSED)
-def test_what_has_no_numbers_of_few_bits_is_refused(call, error, match):
-    """With the path."""
-    with pytest.raises(error, match=match):
-        call()

@@ -20,7 +20,6 @@ def promotion():
 
 
 def at(x, *entries):
-    """The array, split over the mesh."""
     return pm.filter_shard(x, on(*entries, mesh=EXPLICIT))
 
 
