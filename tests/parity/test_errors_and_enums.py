@@ -53,8 +53,6 @@ def test_nan_and_off(eqx):
 
 
 def results(eqx):
-    """A base and a derived enumeration."""
-
     class Base(eqx.Enumeration):
         success = "All is well."
         failure = "It did not work."

@@ -42,7 +42,6 @@ CANDIDATES = {
 
 
 def example():
-    """A tree with one leaf of each kind that matters."""
     return {
         "weight": ramp(2, 3),
         "count": jnp.int32(3),

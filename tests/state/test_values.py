@@ -34,13 +34,11 @@ class Net(pm.Module):
 
 
 def make():
-    """A model and its State, with a key."""
     model, state = pm.make_with_state(Net)()
     return model, state.seed(jax.random.key(0))
 
 
 def count(state, token):
-    """One more, in a State or a part of it."""
     return state.set(token, state.get(token) + 1)
 
 

@@ -24,7 +24,6 @@ def model():
 
 
 def picked(selector):
-    """The names of the leaves that a selector picks."""
     mask = pm.filter(model(), selector, replace=-1)
     return [NAMES[int(leaf)] for leaf in jax.tree.leaves(mask) if leaf != -1]
 

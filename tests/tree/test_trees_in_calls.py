@@ -75,7 +75,6 @@ CHANGES = {
 
 
 def containers():
-    """Lists and dicts at many depths."""
     return Containers(
         [ramp(2), [1, ramp(1)]], {"a": 2.0, "m": Holder({"x": 1.0})}, (ramp(1), [ramp(2)], double)
     )
