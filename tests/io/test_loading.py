@@ -91,13 +91,15 @@ def test_each_kind_of_leaf_comes_back_as_it_was(name, tmp_path):
 
 @pytest.mark.parametrize("mesh", [MESH, EXPLICIT], ids=["auto", "explicit"])
 def test_arrays_get_the_shardings_of_like(mesh, tmp_path):
-    """Concrete or abstract, small or large, weak, or keys; one without stays uncommitted."""
+    """Concrete or abstract, weak, or keys; one without stays uncommitted. They are saved whole."""
     tree = {"a": ramp(8, 4), "large": jnp.ones((512, 1024)), "key": jax.random.split(KEY, 8)}
     tree |= {"weak": jnp.broadcast_to(jnp.asarray(2.0), (8,))}
     specs = {"a": on("data", "model", mesh=mesh), "large": on(None, "model", mesh=mesh)}
     specs |= {"key": on("data", mesh=mesh), "weak": on("model", mesh=mesh)}
     pm.save(tmp_path / "file", {"t": tree, "plain": ramp(3)})
     there = jax.device_put(tree, specs)
+    pm.save(tmp_path / "many", {"t": there, "plain": ramp(3)})
+    assert (tmp_path / "file").read_bytes() == (tmp_path / "many").read_bytes()
     structs = {
         name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=specs[name], weak_type=name == "weak")
         for name, x in tree.items()

@@ -14,7 +14,6 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, FileError, StructureError
-from tests.helpers.meshes import EXPLICIT, MESH, on
 from tests.helpers.trees import ramp
 
 
@@ -28,17 +27,6 @@ def test_metadata_that_json_does_not_have_are_refused(tmp_path):
         with pytest.raises(ArgumentError, match="metadata"):
             pm.save(tmp_path / "file", ramp(2), metadata)
     assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("mesh", [MESH, EXPLICIT], ids=["auto", "explicit"])
-def test_sharded_arrays_are_saved_whole(mesh, tmp_path):
-    """As the same arrays on one device are."""
-    tree = {"a": ramp(8, 4), "key": jax.random.split(jax.random.key(0), 8)}
-    specs = {"a": on("data", "model", mesh=mesh), "key": on("model", mesh=mesh)}
-    pm.save(tmp_path / "one", tree)
-    pm.save(tmp_path / "many", jax.device_put(tree, specs))
-
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "many").read_bytes()
 
 
 def test_a_file_for_other_tools_has_no_configuration(tmp_path):

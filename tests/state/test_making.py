@@ -161,10 +161,6 @@ REFUSED = {
     ),
     "a layer of another model": (lambda: THEIRS.fill([ONE, TWO, NET]), r"first'\]\.count"),
     "a layer without a State": (lambda: Counter()(ramp(1), OF_NET), r"first'\]\.count"),
-    "a layer in place of its class": (
-        lambda: pm.make_with_state(nn.BatchNorm(2)),
-        "make_with_state",
-    ),
 }
 
 

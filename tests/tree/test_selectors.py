@@ -109,3 +109,5 @@ def test_what_is_no_selector_is_refused(spec):
     """A number, several selectors in a tuple, a rule of values."""
     with pytest.raises(SpecError, match="selector"):
         select.role("a") & spec
+    with pytest.raises(SpecError, match="selector"):
+        pm.by({spec: 0})
