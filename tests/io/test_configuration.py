@@ -157,8 +157,6 @@ def test_a_difference_in_configuration_is_told_by_name(tree, like, line, tmp_pat
     "rename", [{"body": "trunk"}, {"body.**": "trunk.**"}, {"b*y": "trunk"}], ids=str
 )
 def test_renamed_configuration_moves_along(rename, tmp_path):
-    """It is compared under its new name."""
-
     def net(p):
         return nn.Sequential([linear(), nn.Dropout(p)])
 

@@ -181,7 +181,6 @@ def net(p=0.5, size=2, use_bias=True):
     ids=["p", "a Module less", "an array less", "a shape"],
 )
 def test_layers_that_differ_are_no_stack(layer, line, tmp_path):
-    """The error names the layer."""
     pm.save(tmp_path / "file", [net(), layer])
     with pytest.raises(FileError, match=f"at {line}"):
         pm.load(tmp_path / "file", nn.Stack.from_layers([net(), net()]))

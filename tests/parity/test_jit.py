@@ -43,20 +43,6 @@ def test_nested_jit(eqx):
     return outer(ramp(2), 2)
 
 
-@pytest.mark.parametrize("donate", ["none", "all", "all-except-first", "warn", "warn-except-first"])
-@same_under_both_imports
-def test_donation(eqx, donate):
-    """Equinox's strings say which arguments are used up, keyword arguments included."""
-    first, second, third = ramp(4), ramp(4) + 1, ramp(4) + 2
-
-    @eqx.filter_jit(donate=donate)
-    def add(a, b, *, c):
-        return a + 1, b + 1, c + 1
-
-    results = add(first, second, c=third)
-    return results, [x.is_deleted() for x in (first, second, third)]
-
-
 @pytest.mark.parametrize("donate", ["all", "all-except-first"])
 @pytest.mark.parametrize("kind", ["instance", "method", "Partial"])
 @same_under_both_imports
@@ -78,17 +64,3 @@ def test_donation_of_a_callable_gives_its_own_arrays(eqx, donate, kind):
     x = ramp(3) + 1
     out = eqx.filter_jit(call, donate=donate)(x)
     return out, layer.weight.is_deleted(), x.is_deleted()
-
-
-@same_under_both_imports
-def test_lower_and_compile(eqx):
-    """`.lower(...)` takes arrays and static values; the compiled object has the same signature."""
-
-    @eqx.filter_jit
-    def power(x, n, *, name):
-        return {name: x**n, "n": n}
-
-    square = power.lower(ramp(2), 2, name="y")
-    cube = power.lower(ramp(2), n=3, name="z").compile()
-    results = square.compile()(ramp(2) + 1, 2, name="y"), cube(ramp(2), n=3, name="z")
-    return results, "stablehlo.multiply" in square.as_text()

@@ -128,7 +128,6 @@ MISFITS = [
 
 @pytest.mark.parametrize(("first", "second", "match"), MISFITS)
 def test_a_value_keeps_its_form(first, second, match):
-    """Structure, shape and dtype."""
     model, state = make()
     with pytest.raises(StateError, match=match):
         state.set(model.pair, Pair(first, second))

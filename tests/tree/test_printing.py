@@ -94,7 +94,6 @@ def test_real_models_and_optimizers_take_thirty_lines():
 
 
 def test_rules_are_printed_without_addresses():
-    """Two runs print the same."""
     rules = pm.by({"bias": None, ...: optax.adam(1e-3)})
     for text in (repr(pm.Optimizer(rules).init(affine())), pm.tree_pformat({"rules": rules})):
         assert " at 0x" not in text
@@ -103,7 +102,6 @@ def test_rules_are_printed_without_addresses():
 
 
 def test_a_list_in_itself_is_printed():
-    """Where it is met again."""
     for loop in ([affine()], [1]):
         loop.append(loop)
         assert "<recursive>" in repr(Holder(loop))

@@ -40,7 +40,6 @@ def test_configuration_can_be_replaced():
 
 
 def test_neither_converters_nor_checks_run():
-    """tree_at stores its argument unchanged."""
     assert pm.tree_at(weight, Converted([1.0]), [2.0]).weight == [2.0]
     assert pm.tree_at(lambda m: m.low, Checked(1.0, 2.0), 5.0).low == 5.0
 
