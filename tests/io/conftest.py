@@ -5,5 +5,4 @@ import pytest
 
 @pytest.fixture
 def torch():
-    """PyTorch, or the test is skipped."""
     return pytest.importorskip("torch", reason="compares with PyTorch: tasks.py install peers")

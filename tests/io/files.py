@@ -3,7 +3,6 @@
 import json
 import tracemalloc
 
-import jax.numpy as jnp
 import numpy as np
 
 METADATA = "__metadata__"
@@ -24,14 +23,8 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
 
 
 def header_of(path):
-    """The header, from JSON."""
     content = path.read_bytes()
     return json.loads(content[LENGTH : LENGTH + int.from_bytes(content[:LENGTH], "little")])
-
-
-def dtype_called(name):
-    """Of JAX's names, or NumPy's."""
-    return np.dtype(bool if name == "bool" else getattr(jnp, name))
 
 
 def faults(left, right):

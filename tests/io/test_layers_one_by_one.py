@@ -22,12 +22,10 @@ PAIRS = [*itertools.product(FORMS, FORMS)]
 
 
 def linear(key):
-    """A layer."""
     return nn.Linear(2, 2, key=key)
 
 
 def in_form(form, make, count, key):
-    """The same layers in each form."""
     if form == "list":
         return [make(each) for each in jax.random.split(key, count)]
     return getattr(nn, form)(make, count, key=key)
@@ -167,22 +165,7 @@ def test_a_stream_is_one_for_all_layers_of_a_stack(tmp_path):
         assert all("stream" in line for line in lines if line.startswith("  at "))
 
 
-def test_a_sequential_loads_into_a_stack_by_one_line(tmp_path):
-    """Its field is in the names; and the other way round."""
-    layers = [linear(jax.random.key(i)) for i in range(2)]
-    one, two = {"b": nn.Sequential(layers)}, {"b": nn.Stack.from_layers(layers)}
-    zeros = jax.tree.map(jnp.zeros_like, (one, two))
-    pm.save(tmp_path / "one", one)
-    pm.save(tmp_path / "two", two)
-
-    assert_same(pm.load(tmp_path / "one", zeros[1], rename={"b.layers": "b"}), two)
-    assert_same(pm.load(tmp_path / "two", zeros[0], rename={"b": "b.layers"}), one)
-    with pytest.raises(FileError, match=r"at b\.layers\.1\.bias: unexpected"):
-        pm.load(tmp_path / "one", zeros[1])
-
-
 def net(p=0.5, size=2, use_bias=True):
-    """A layer with configuration."""
     layer = nn.Linear(size, 2, use_bias, key=KEY)
     return nn.Sequential([layer] if p is None else [layer, nn.Dropout(p)])
 
@@ -198,15 +181,12 @@ def net(p=0.5, size=2, use_bias=True):
     ids=["p", "a Module less", "an array less", "a shape"],
 )
 def test_layers_that_differ_are_no_stack(layer, line, tmp_path):
-    """The error names the layer."""
     pm.save(tmp_path / "file", [net(), layer])
     with pytest.raises(FileError, match=f"at {line}"):
         pm.load(tmp_path / "file", nn.Stack.from_layers([net(), net()]))
 
 
 class Holder(pm.Module):
-    """One leaf of any kind."""
-
     leaf: object
 
     def __call__(self, x):

@@ -1,6 +1,5 @@
 """`load`: the values of a file in a tree; strictly, by choice, by part; its errors and reports."""
 
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -18,19 +17,16 @@ from tests.helpers.trees import ramp
 
 
 def mlp(seed, out=2):
-    """A small model."""
     return nn.MLP(3, out, 4, 1, key=jax.random.key(seed))
 
 
 @pytest.fixture
 def saved(tmp_path):
-    """A file with `mlp(0)` in it."""
     pm.save(tmp_path / "model", mlp(0))
     return tmp_path / "model"
 
 
 def names_in(error):
-    """The names that an error lists."""
     lines = [line for line in str(error.value).splitlines() if line.startswith("  at ")]
     return [line.removeprefix("  at ").split(":")[0] for line in lines]
 
@@ -60,7 +56,8 @@ LEAVES = {
     "float": (0.1, 1.0),
     "NaN": (float("nan"), 1.0),
     "minus zero": (-0.0, 1.0),
-    "int": (-(2**62), 1),
+    "int": (-(2**63), 1),
+    "unsigned": (2**64 - 1, 1),
     "bool of Python": (True, False),
     "complex of Python": (1j, 0j),
     "text": ("name", "name"),
@@ -78,16 +75,15 @@ def assert_alike(one, other):
 
 
 @pytest.mark.parametrize("name", LEAVES)
-@pytest.mark.parametrize("hold", [lambda x: x, lambda x: [{"a": x}]], ids=["alone", "in a tree"])
-def test_each_kind_of_leaf_comes_back_as_it_was(name, hold, tmp_path):
+def test_each_kind_of_leaf_comes_back_as_it_was(name, tmp_path):
     """Also into an abstract tree; a weak one stays weak, an uncommitted one uncommitted."""
     leaf, other = LEAVES[name]
-    pm.save(tmp_path / "file", (ramp(2), hold(leaf)))
-    concrete = (ramp(2), hold(other))
+    pm.save(tmp_path / "file", (ramp(2), [leaf]))
+    concrete = (ramp(2), [other])
     for like in (concrete, jax.eval_shape(lambda: concrete) if name in OF_JAX else concrete):
         _, found = pm.load(tmp_path / "file", like)
-        assert jax.tree.structure(found) == jax.tree.structure(hold(leaf))
-        assert_alike(found[0]["a"] if type(found) is list else found, leaf)
+        assert jax.tree.structure(found) == jax.tree.structure([leaf])
+        assert_alike(found[0], leaf)
 
 
 # ---- where arrays are
@@ -95,13 +91,15 @@ def test_each_kind_of_leaf_comes_back_as_it_was(name, hold, tmp_path):
 
 @pytest.mark.parametrize("mesh", [MESH, EXPLICIT], ids=["auto", "explicit"])
 def test_arrays_get_the_shardings_of_like(mesh, tmp_path):
-    """Concrete or abstract, small or large, weak, or keys; one without stays uncommitted."""
+    """Concrete or abstract, weak, or keys; one without stays uncommitted. They are saved whole."""
     tree = {"a": ramp(8, 4), "large": jnp.ones((512, 1024)), "key": jax.random.split(KEY, 8)}
     tree |= {"weak": jnp.broadcast_to(jnp.asarray(2.0), (8,))}
     specs = {"a": on("data", "model", mesh=mesh), "large": on(None, "model", mesh=mesh)}
     specs |= {"key": on("data", mesh=mesh), "weak": on("model", mesh=mesh)}
     pm.save(tmp_path / "file", {"t": tree, "plain": ramp(3)})
     there = jax.device_put(tree, specs)
+    pm.save(tmp_path / "many", {"t": there, "plain": ramp(3)})
+    assert (tmp_path / "file").read_bytes() == (tmp_path / "many").read_bytes()
     structs = {
         name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=specs[name], weak_type=name == "weak")
         for name, x in tree.items()
@@ -185,13 +183,6 @@ def test_to_load_nothing_is_a_mistake(tmp_path, strict):
     pm.save(tmp_path / "file", {"run": {"model": mlp(0)}})
     with pytest.raises(FileError, match=r"at run\.model\.layers\.0\.weight: unexpected"):
         pm.load(tmp_path / "file", mlp(1), strict=strict)
-
-
-def test_nothing_is_in_another_field_of_the_same_shape(tmp_path):
-    """Equinox's files load such fields swapped."""
-    pm.save(tmp_path / "file", OrderedDict(a=ramp(2), b=ramp(2) + 5))
-    made = pm.load(tmp_path / "file", OrderedDict(b=ramp(2), a=ramp(2)))
-    assert_same([made["a"], made["b"]], [ramp(2), ramp(2) + 5])
 
 
 NUMBERS = [(0.7, 1), (1.0, True), (3, 1.0), (True, 1), (1, True), (0.5, ramp(1)[0]), (1j, 1.0)]

@@ -32,7 +32,6 @@ class Net(pm.Module):
 
 
 def net(key):
-    """Of 8 channels."""
     drop = nn.Dropout(0.5, stream=pm.RngStream())
     body = nn.Sequential([nn.Linear(8, 8, key=key), nn.BatchNorm(8), drop])
     stack = nn.Stack(lambda key: nn.Linear(8, 8, key=key), 2, key=key)
@@ -50,7 +49,6 @@ def training(seed):
 
 @pytest.fixture
 def checkpointer():
-    """Orbax's own for trees."""
     with ocp.StandardCheckpointer() as made:
         yield made
 

@@ -32,7 +32,6 @@ SLOW = pytest.mark.slow
 
 @pytest.fixture
 def path(tmp_path):
-    """Where a file will be."""
     return tmp_path / NAME
 
 
@@ -232,7 +231,6 @@ def test_a_pipe_is_refused(tmp_path, name, watched):
 
 
 def tree_of(fill):
-    """A tree of many kinds of leaves."""
     layers = [{"weight": np.full((2, 3), fill, np.float16), "bias": jnp.full(3, fill)}]
     numbers = [int(fill), fill + 0.5, fill > 1, complex(0, fill), np.float64(fill)]
     key, flags = jax.random.key(int(fill)), np.array([fill > 1] * 3)

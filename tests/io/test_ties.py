@@ -98,7 +98,6 @@ def test_a_tie_through_a_function_is_no_plain_tie(tmp_path):
 
 @pytest.mark.parametrize("as_list", [False, True], ids=["Stack", "list"])
 def test_ties_in_the_layers_of_a_stack(as_list, tmp_path):
-    """Each layer has its own."""
     layers = [tied(i) for i in range(3)]
     stack = nn.Stack.from_layers(layers)
     untied = [pm.untie(layer) for layer in layers]

@@ -21,7 +21,6 @@ CHANNELS = nn.PReLU(jnp.full((4, 1), 0.1))
 
 
 def pair_of(make, seed=0):
-    """The model that a function makes of a key, and its State."""
     return pm.make_with_state(make)(jax.random.key(seed))
 
 
@@ -142,7 +141,6 @@ def test_a_weight_norm_is_read_by_a_table_of_names(torch):
 
 
 def make_network(key):
-    """A convolutional network with running statistics."""
     one, two = jax.random.split(key)
     conv, linear = nn.Conv2d(1, 2, 3, key=one), nn.Linear(8, 3, key=two)
     rest = [nn.Lambda(jax.nn.relu), nn.MaxPool2d(2, 2), nn.Lambda(flatten), linear]
@@ -168,16 +166,6 @@ def test_a_trained_network_goes_both_ways(torch):
     assert_close(out, theirs.train()(torch.tensor(x)))
     for name, array in to_torch((model, state)).items():
         assert_close(array, theirs.state_dict()[name])
-
-
-def test_a_stack_is_a_list_of_layers(torch):
-    """Its layers have numbers, as those of a ModuleList and a Sequential have."""
-    theirs = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(3, 3)) for _ in range(2))
-    stack = nn.Stack(lambda key: nn.Sequential([nn.Linear(3, 3, key=key)]), 2, key=KEY)
-
-    assert to_torch(stack).keys() == theirs.state_dict().keys()
-    loaded, x = from_torch(stack, theirs.state_dict()), torch.tensor(wave(3))
-    assert_close(loaded(jnp.asarray(wave(3))), theirs[1](theirs[0](x)))
 
 
 def test_bfloat16_goes_both_ways(torch):

@@ -18,7 +18,6 @@ WRITERS = {
 
 
 def numbers(number):
-    """A tree of one number."""
     return [np.full(100_000, float(number))] * 3
 
 
@@ -49,7 +48,6 @@ def end(child, number):
 
 
 def number_in(path, read):
-    """The one number of a file."""
     arrays = read(path, numbers(0))
     assert all((array == arrays[0][0]).all() for array in arrays), "a mixed file"
     return arrays[0][0]

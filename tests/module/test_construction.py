@@ -152,22 +152,3 @@ def test_an_instance_that_is_being_built_is_an_ordinary_object():
         with pytest.raises(error, match=text):
             Busy(wrong)
         assert Busy(1).second.tolist() == [6.0, 11.0]
-
-
-def setting(*bases, **values):
-    """A class whose `__init__` sets these fields alone."""
-    return new(*bases, __init__=lambda self: [setattr(self, *item) for item in values.items()])
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (setting(setting(trees.Affine, weight=1), bias=1), "Made.*weight"),
-        (new(fields={"x": int}, x=pm.field(init=False)), "Made.*'x'"),
-        (lambda: affine().replace(wieght=ramp(2)), r"Affine\.replace.*wieght.*weight"),
-    ],
-)
-def test_a_value_that_would_be_missing_or_lost_is_an_error(make, text):
-    """A field that is not set, an unknown name."""
-    with pytest.raises(FieldError, match=f"(?s){text}"):
-        make()

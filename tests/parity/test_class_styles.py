@@ -3,14 +3,12 @@
 import abc
 import inspect
 import typing
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-import numpy as np
 
 from tests.parity.helpers import ramp, same_under_both_imports
 
@@ -46,29 +44,6 @@ def test_a_property_or_method_is_in_the_place_of_a_field(eqx):
         return eqx.filter_jit(term)(jnp.ones(2)), grads.rate, len(jtu.tree_leaves(term))
 
     return program(Linear), program(Decay)
-
-
-@same_under_both_imports
-def test_an_own_init_leaves_out_what_a_subclass_computes(eqx):
-    """The field that the base declares and does not set is a property of the subclass."""
-
-    class Space(eqx.Module):
-        low: float
-        size: int
-
-        def __init__(self, low):
-            self.low = low
-
-    class Unit(Space):
-        @property
-        def size(self):
-            return 1
-
-    class Grid(Unit):
-        step: float = 0.5
-
-    unit, grid = Unit(2.0), Grid(3.0)
-    return unit.size, jtu.tree_leaves(unit), grid.size, grid.step, grid.low
 
 
 @same_under_both_imports
@@ -118,68 +93,34 @@ def test_methods_of_plain_bases_are_passed_around(eqx):
     return steps, grads, damped.jacobian(jnp.ones(2)), call(damped.jacobian, ramp(2))
 
 
-def told(make: Callable[[], Any]) -> tuple[Any, bool]:
-    """The result of `make`, and whether it warns."""
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        made = make()
-    return made, bool(found)
-
-
 @same_under_both_imports
-def test_what_is_rarely_meant_is_told_and_works(eqx):
-    """Arrays in static fields, functions from JAX, an `__init__` beside a `__post_init__`."""
+def test_converters_run_once_after_init(eqx):
+    """A converter gets the value that `__init__` or `__post_init__` assigned, or a default."""
+    seen = []
 
-    class Grid(eqx.Module):
-        weight: jax.Array
-        points: Any = eqx.field(static=True)
+    def convert(value):
+        seen.append(value)
+        return jnp.asarray(value, jnp.float32)
 
-        def __call__(self, x):
-            return self.weight * x + self.points
+    class Generated(eqx.Module):
+        value: jax.Array = eqx.field(converter=convert)
+        other: jax.Array = eqx.field(converter=convert, default=5)
 
-    class Net(eqx.Module):
-        function: Callable
+    class Own(eqx.Module):
+        value: jax.Array = eqx.field(converter=convert)
 
-        def __call__(self, x):
-            return self.function(x)
+        def __init__(self):
+            self.value = 7
+            self.value = (1, 2)
 
-    def both():
-        class Both(eqx.Module):
-            size: int
+    class Prepared(eqx.Module):
+        value: jax.Array = eqx.field(converter=convert)
 
-            def __init__(self):
-                self.size = 1
+        def __post_init__(self):
+            seen.append(("post_init", self.value))
+            self.value = self.value + 1
 
-            def __post_init__(self):
-                self.size = 2
-
-        return Both().size
-
-    def old():
-        class Old(eqx.Module):
-            weight: jax.Array
-            size: int = eqx.static_field(default=3)
-
-        return jtu.tree_structure(Old(ramp(2))).num_leaves
-
-    grid, is_told = told(lambda: Grid(ramp(2), np.arange(2.0, dtype=np.float32)))
-    net, is_net_told = told(lambda: Net(jax.vmap(Grid(ramp(2), (0.0, 1.0)[0]))))
-    called = eqx.filter_jit(grid)(2.0), jtu.tree_map(lambda x: 2 * x, grid)(1.0)
-    return called, is_told, net(ramp(3, 2)), is_net_told, told(both), told(old)
-
-
-@same_under_both_imports(equinox_warns="A JAX array is being set as static")
-def test_numpy_scalars_are_sizes(eqx):
-    """A product of a shape, in a static field."""
-
-    class Flat(eqx.Module):
-        size: int = eqx.field(static=True)
-
-        def __call__(self, x):
-            return jnp.reshape(x, (self.size,))
-
-    flat = Flat(np.prod((2, 3)))
-    return eqx.filter_jit(flat)(ramp(2, 3)), flat == Flat(np.prod((3, 2))), hash(flat) == hash(flat)
+    return Generated([1, 2]), Own(), Prepared(4), seen
 
 
 @same_under_both_imports

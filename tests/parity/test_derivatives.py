@@ -1,4 +1,4 @@
-"""Derivatives other than the gradient: jvp, vjp, Jacobians, Hessians and custom rules."""
+"""Derivatives other than the gradient: jvp, vjp and Jacobians."""
 
 import jax
 import jax.numpy as jnp
@@ -44,9 +44,6 @@ def tangent_of(eqx, tree):
     return jax.tree.map(lambda x: jnp.asarray(x) * 2 + 1, eqx.filter(tree, eqx.is_inexact_array))
 
 
-# ---- filter_jvp
-
-
 @same_under_both_imports
 def test_jvp(eqx):
     """Tangents like the primals, None for non-floating leaves; results of any kind."""
@@ -55,18 +52,12 @@ def test_jvp(eqx):
     return eqx.filter_jvp(call, (net, ramp(2)), (tangent_of(eqx, net), ramp(2)))
 
 
-# ---- filter_vjp
-
-
 @same_under_both_imports
 def test_vjp(eqx):
     """Cotangents for floating arrays of the result; None for leaves that are not differentiated."""
     net = make_net(eqx)
     out, vjp_fn = eqx.filter_vjp(lambda n, x, k: n.with_extras(x), net, ramp(2), "k")
     return out, vjp_fn({"y": ramp(2), "n": None, "s": None, "f": None})
-
-
-# ---- Jacobians
 
 
 @pytest.mark.parametrize("name", ["filter_jacfwd", "filter_jacrev"])
@@ -83,59 +74,3 @@ def test_jacobians(eqx, name):
         ),
         make(lambda d: d["x"] ** 2)({"x": ramp(2), "n": jnp.arange(2), "s": "a"}),
     ]
-
-
-# ---- filter_custom_vjp
-
-
-def make_custom_vjp(eqx, log):
-    """A function of a dict and a number, whose gradient is ten times too large."""
-
-    @eqx.filter_custom_vjp
-    def f(d, y, *, shift=0.0):
-        """Scales."""
-        return d["x"] * y + shift, "text", jnp.arange(2), jnp.ones(2)
-
-    @f.def_fwd
-    def f_fwd(perturbed, d, y, *, shift=0.0):
-        log.append(perturbed)
-        return (d["x"] * y + shift, "text", jnp.arange(2), jnp.ones(2)), {"y": y, "word": "kept"}
-
-    @f.def_bwd
-    def f_bwd(residuals, grad_out, perturbed, d, y, *, shift=0.0):
-        log.append((residuals["word"], [g is None for g in grad_out], perturbed, d["name"]))
-        return {"x": 10 * grad_out[0] * residuals["y"], "name": None, "n": None}
-
-    return f
-
-
-def argument(x):
-    """The first argument of that function."""
-    return {"x": x, "name": "a", "n": jnp.arange(2)}
-
-
-@same_under_both_imports
-def test_custom_vjp(eqx):
-    """The value is the function's, the gradient is the rules'; the rules get the same arguments."""
-    log: list = []
-    f = make_custom_vjp(eqx, log)
-    by_x = lambda x: jnp.sum(f(argument(x), 3.0, shift=1.0)[0])  # noqa: E731
-    return [
-        f(argument(ramp(2)), 3.0),
-        eqx.filter_grad(by_x)(ramp(2)),
-        eqx.filter_grad(lambda d: jnp.sum(f(d, 3.0)[0]))(argument(ramp(2))),
-        eqx.filter_jit(eqx.filter_grad(by_x))(ramp(2)),
-        eqx.filter_grad(eqx.filter_jit(by_x))(ramp(2)),
-        eqx.filter_vmap(eqx.filter_grad(by_x))(ramp(3, 2)),
-        eqx.filter_grad(lambda x: jnp.sum(eqx.filter_vmap(by_x)(x)))(ramp(3, 2)),
-        log,
-    ]
-
-
-@same_under_both_imports
-def test_custom_vjp_with_a_zero_gradient(eqx):
-    """None in the gradient is zero."""
-    f = eqx.filter_custom_vjp(lambda d: d["a"] * d["b"])
-    f.def_fwd(lambda perturbed, d: (d["a"] * d["b"], None))
-    f.def_bwd(lambda residuals, grad_out, perturbed, d: {"a": grad_out, "b": None})
-    return jax.grad(lambda d: jnp.sum(f(d)))({"a": ramp(2), "b": ramp(2)})

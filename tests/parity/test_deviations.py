@@ -32,7 +32,6 @@ def linear(eqx, n_in=2, n_out=3):
 
 
 def close(a, b):
-    """Whether two arrays agree to four digits."""
     return bool(jnp.allclose(a, b, rtol=1e-4, atol=1e-6))
 
 
@@ -537,14 +536,12 @@ def test_a_float_is_no_predicate(eqx):
 
 
 def in_file(eqx, tree):
-    """The bytes of a tree in Equinox's format."""
     file = io.BytesIO()
     eqx.tree_serialise_leaves(file, tree)
     return file.getvalue()
 
 
 def from_file(eqx, data, like):
-    """A tree from them."""
     return eqx.tree_deserialise_leaves(io.BytesIO(data), like)
 
 

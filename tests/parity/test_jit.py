@@ -1,7 +1,6 @@
 """`filter_jit`: traced and static arguments, results, donation."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -28,22 +27,6 @@ def test_arrays_are_traced_and_the_rest_is_static(eqx):
 
 
 @same_under_both_imports
-def test_outputs_may_be_anything(eqx):
-    """Arrays are returned as JAX arrays, other leaves unchanged."""
-
-    class Layer(eqx.Module):
-        weight: jax.Array
-        size: int = eqx.field(static=True)
-
-    @eqx.filter_jit
-    def many(x, host, number):
-        layer = Layer(2 * x, 3)
-        return {"layer": layer, "host": host}, number, "text", None, jnp.sin, x.shape
-
-    return many(ramp(2), np.arange(2.0, dtype=np.float32), 1.5), eqx.filter_jit(lambda x: x)(1.0)
-
-
-@same_under_both_imports
 def test_nested_jit(eqx):
     """A jitted function calls another with traced, static and Module arguments."""
 
@@ -58,20 +41,6 @@ def test_nested_jit(eqx):
         return y + z, name
 
     return outer(ramp(2), 2)
-
-
-@pytest.mark.parametrize("donate", ["none", "all", "all-except-first", "warn", "warn-except-first"])
-@same_under_both_imports
-def test_donation(eqx, donate):
-    """Equinox's strings say which arguments are used up, keyword arguments included."""
-    first, second, third = ramp(4), ramp(4) + 1, ramp(4) + 2
-
-    @eqx.filter_jit(donate=donate)
-    def add(a, b, *, c):
-        return a + 1, b + 1, c + 1
-
-    results = add(first, second, c=third)
-    return results, [x.is_deleted() for x in (first, second, third)]
 
 
 @pytest.mark.parametrize("donate", ["all", "all-except-first"])
@@ -95,17 +64,3 @@ def test_donation_of_a_callable_gives_its_own_arrays(eqx, donate, kind):
     x = ramp(3) + 1
     out = eqx.filter_jit(call, donate=donate)(x)
     return out, layer.weight.is_deleted(), x.is_deleted()
-
-
-@same_under_both_imports
-def test_lower_and_compile(eqx):
-    """`.lower(...)` takes arrays and static values; the compiled object has the same signature."""
-
-    @eqx.filter_jit
-    def power(x, n, *, name):
-        return {name: x**n, "n": n}
-
-    square = power.lower(ramp(2), 2, name="y")
-    cube = power.lower(ramp(2), n=3, name="z").compile()
-    results = square.compile()(ramp(2) + 1, 2, name="y"), cube(ramp(2), n=3, name="z")
-    return results, "stablehlo.multiply" in square.as_text()

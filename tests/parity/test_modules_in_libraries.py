@@ -18,8 +18,6 @@ Y = 2 * X + 1
 
 
 class Line(pm.Module):
-    """Of two numbers; 2 and 1 are to be found."""
-
     slope: jax.Array
     offset: jax.Array
 
@@ -28,7 +26,6 @@ class Line(pm.Module):
 
 
 def line(slope, offset):
-    """A line, of arrays."""
     return Line(jnp.asarray(slope), jnp.asarray(offset))
 
 

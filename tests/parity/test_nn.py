@@ -20,7 +20,6 @@ pytestmark = pytest.mark.slow
 
 
 def key(seed=0):
-    """A fixed key."""
     return jax.random.key(seed)
 
 

@@ -101,6 +101,7 @@ EQUAL_PAIRS = {
     "nan": (lambda: jnp.float32("nan"), lambda: jnp.float32("nan")),
     "close": (lambda: jnp.float32(1.0), lambda: jnp.float32(1.001)),
     "close numbers": (lambda: 1.0, lambda: 1.001),
+    "close integers": (lambda: jnp.asarray(1000), lambda: jnp.asarray(1001)),
     "empty": (lambda: jnp.zeros((0, 2)), lambda: jnp.ones((0, 2))),
 }
 

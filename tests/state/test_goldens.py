@@ -178,7 +178,6 @@ class Classifier(pm.Module):
 
 
 def on_batch(model, x, state):
-    """Call a model for each example of a batch."""
     return jax.vmap(model, (0, None), (0, None), axis_name="batch")(x, state)
 
 
@@ -193,7 +192,6 @@ def train_step(model, state, x, y):
 
 
 def descend(loss_fn, model, state):
-    """One step of gradient descent."""
     (loss, state), grads = pm.filter_value_and_grad(loss_fn, has_aux=True)(model, state)
     return pm.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, grads)), state, loss
 

@@ -16,8 +16,6 @@ from tests.helpers.trees import ramp
 
 
 class Counter(pm.Module):
-    """Counts its calls, in steps, and may draw noise."""
-
     count: pm.StateIndex
     stream: pm.RngStream | None
     step: int = pm.field(static=True)
@@ -96,7 +94,6 @@ def test_values_that_began_as_one_array_can_be_donated():
 
 
 def made(start, seed):
-    """A model and its State, after one step."""
     model, state = pm.make_with_state(Counter)(start=start, noisy=True)
     _, state = model(ramp(2), state.seed(jax.random.key(seed)))
     return model, state
@@ -164,10 +161,6 @@ REFUSED = {
     ),
     "a layer of another model": (lambda: THEIRS.fill([ONE, TWO, NET]), r"first'\]\.count"),
     "a layer without a State": (lambda: Counter()(ramp(1), OF_NET), r"first'\]\.count"),
-    "a layer in place of its class": (
-        lambda: pm.make_with_state(nn.BatchNorm(2)),
-        "make_with_state",
-    ),
 }
 
 

@@ -35,18 +35,15 @@ class Layers(pm.Module):
 
 
 def make(count=3, seed=0, impl=None):
-    """Model and seeded State."""
     model, state = pm.make_with_state(Layers)(count)
     return model, state.seed(jax.random.key(seed, impl=impl))
 
 
 def data(keys):
-    """Keys as plain numbers."""
     return np.asarray(jax.random.key_data(keys))
 
 
 def draw(state, stream, n):
-    """The next `n` keys, and the State after them."""
     keys = []
     for _ in range(n):
         key, state = state.next_key(stream)

@@ -5,16 +5,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import SpecError
-from tests.helpers.trees import Affine, Pair
-
-
-def test_filter_keeps_replaces_and_inverts():
-    """Other leaves become `replace`; `inverse` swaps the two."""
-    tree = {"a": [1, "b"], "c": Affine(2.0, None)}
-    is_int = lambda x: isinstance(x, int)  # noqa: E731
-    assert pm.filter(tree, is_int) == {"a": [1, None], "c": Affine(None, None)}
-    assert pm.filter(tree, is_int, replace=0)["a"] == [1, 0]
-    assert pm.filter(tree, is_int, inverse=True)["a"] == [None, "b"]
+from tests.helpers.trees import Pair
 
 
 def test_is_leaf_stops_the_descent():
@@ -36,8 +27,10 @@ def test_is_leaf_stops_the_descent():
     ],
 )
 def test_prefix_trees_of_specs(spec, expected):
-    """A spec may be a tree whose leaves apply to subtrees."""
+    """A spec may be a tree whose leaves apply to subtrees; with None where the tree has it."""
     assert pm.partition([(1, 2), 3], spec) == expected
+    with_none = ([half, None] for half in expected)
+    assert pm.partition([[(1, 2), 3], None], [spec, None]) == (*with_none,)
 
 
 def test_combine_takes_the_first_that_is_not_none():

@@ -78,10 +78,3 @@ def test_patterns_name_nodes_exactly():
         ("none", {"layers": tree["layers"], "none": 0}),
     ]:
         assert pm.tree_at(pattern, tree, replace_fn=lambda _: 0) == expected
-
-
-def test_states_are_named_by_the_paths_of_their_tokens():
-    """A dict's key that is a path has its steps: patterns and names see them."""
-    state = pm.make_with_state(pm.nn.BatchNorm)(2)[1]
-    assert jax.tree.leaves(pm.select.path("s.state_index[0]")({"s": state})) == [True, False]
-    assert all(name.startswith("s.state_index.") for name in pm.named_leaves({"s": state}))

@@ -49,16 +49,6 @@ def test_a_misspelt_path_is_an_error():
     assert pm.by({Pair: 1, pm.select.role("no"): 1, ...: 2})(TREE)["b"] == 2
 
 
-def test_rules_are_values():
-    """Equal rules are equal, have equal hashes, and print as they were written."""
-    first, second = (pm.by({"a.*": 0, Affine: None, ...: 1}) for _ in range(2))
-
-    assert first == second
-    assert hash(first) == hash(second)
-    assert first != pm.by({"a.*": 0, ...: 1})
-    assert repr(first) == "by({select.path('a.*'): 0, select.type(Affine): None, ...: 1})"
-
-
 def test_rules_and_modules_in_a_prefix():
     """A rule is resolved against its subtree; a Module may be made by tree_map and surgery."""
     prefix = {"a": [False, pm.by({"weight": True, ...: False})], "b": True}
@@ -87,10 +77,3 @@ def test_a_prefix_that_parts_from_the_tree_is_an_error(prefix, text):
     """Kind, length and keys must agree as far as the prefix goes; the path is named."""
     with pytest.raises(SpecError, match=f"(?s){text}"):
         pm.partition(TREE, prefix)
-
-
-@pytest.mark.parametrize("rules", [{3: 0}, {pm.by({...: 0}): 1}])
-def test_rules_are_a_dict_of_selectors(rules):
-    """Anything else has another meaning, or none."""
-    with pytest.raises(SpecError, match="selector"):
-        pm.by(rules)

@@ -2,36 +2,25 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
 import pytreemod as pm
-from tests.helpers.trees import Affine, Holder, OwnInit, Pair, affine, double, ramp
+from tests.helpers.trees import Affine, Holder, affine, double, ramp
 
 
 @pytest.mark.parametrize(
     ("tree", "text"),
     [
-        (affine(), "Affine(weight=f32[2,3], bias=f32[2])"),
-        (OwnInit(2), "OwnInit(weight=f32[2], bias=f32[2], size=2)"),
-        (
-            Holder([1, "a", None, Pair(True, 2j)]),
-            "Holder(content=[1, 'a', None, Pair(first=True, second=2j)])",
-        ),
-        (Holder(jnp.asarray(1)), "Holder(content=weak_i32[])"),
-        (Holder(np.ones((2, 1))), "Holder(content=f64[2,1](numpy))"),
-        (Holder(jax.random.key(0)), "Holder(content=key<fry>[])"),
-        (Holder(Affine), "Holder(content=tests.helpers.trees.Affine)"),
-        (Holder(double), "Holder(content=<function double>)"),
-        (Holder(pm.filter_jit(double)), "Holder(content=<filter_jit of double>)"),
-        ({"a": affine(), "b": ()}, "{'a': Affine(weight=f32[2,3], bias=f32[2]), 'b': ()}"),
+        (jax.random.key(0), "key<fry>[]"),
+        (Affine, "tests.helpers.trees.Affine"),
+        (pm.filter_jit(double), "<filter_jit of double>"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_arrays_are_short_and_fields_are_named(tree, text):
-    """A Module prints as its class with its fields; arrays as dtype and shape."""
-    assert pm.tree_pformat(tree, width=200) == text
+def test_what_each_leaf_prints_as(tree, text):
+    """tests/parity has arrays, containers and Modules."""
+    assert pm.tree_pformat(Holder(tree)) == f"Holder(content={text})"
 
 
 KEY = jax.random.key(0)
@@ -105,7 +94,6 @@ def test_real_models_and_optimizers_take_thirty_lines():
 
 
 def test_rules_are_printed_without_addresses():
-    """Two runs print the same."""
     rules = pm.by({"bias": None, ...: optax.adam(1e-3)})
     for text in (repr(pm.Optimizer(rules).init(affine())), pm.tree_pformat({"rules": rules})):
         assert " at 0x" not in text
@@ -114,7 +102,6 @@ def test_rules_are_printed_without_addresses():
 
 
 def test_a_list_in_itself_is_printed():
-    """Where it is met again."""
     for loop in ([affine()], [1]):
         loop.append(loop)
         assert "<recursive>" in repr(Holder(loop))

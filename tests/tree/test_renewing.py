@@ -14,8 +14,6 @@ from tests.helpers.trees import Affine, affine, ramp
 
 
 class Deep(pm.Module):
-    """Lists and dicts at every depth."""
-
     layers: list[Any]
     table: dict[str, Any]
     pair: tuple[Any, ...]
@@ -47,7 +45,6 @@ NEW = {
 
 
 def containers(tree):
-    """Everything that can be edited in a tree."""
     found = []
 
     def note(node):

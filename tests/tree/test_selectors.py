@@ -24,7 +24,6 @@ def model():
 
 
 def picked(selector):
-    """The names of the leaves that a selector picks."""
     mask = pm.filter(model(), selector, replace=-1)
     return [NAMES[int(leaf)] for leaf in jax.tree.leaves(mask) if leaf != -1]
 
@@ -110,3 +109,5 @@ def test_what_is_no_selector_is_refused(spec):
     """A number, several selectors in a tuple, a rule of values."""
     with pytest.raises(SpecError, match="selector"):
         select.role("a") & spec
+    with pytest.raises(SpecError, match="selector"):
+        pm.by({spec: 0})

@@ -16,7 +16,6 @@ from tests.helpers.trees import Affine, Static, affine, ramp
 
 
 def arrays(tree):
-    """The arrays of a tree."""
     return [leaf for leaf in jax.tree.leaves(tree) if pm.is_array(leaf)]
 
 

@@ -63,12 +63,10 @@ class Middle(pm.Module):
     parts: list
 
     def middle(self):
-        """A method to be used as an access."""
         return self.parts[len(self.parts) // 2]
 
     @property
     def last(self):
-        """A property to be used as an access."""
         return self.parts[-1]
 
     def __getitem__(self, i):
