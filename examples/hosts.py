@@ -44,7 +44,7 @@ RULES = pm.AxisRules({"embed": parallel.AXIS})
 def start(size: int, depth: int) -> dict[str, Any]:
     """Everything that training changes."""
     model = parallel.make_model(size, depth, key=jax.random.key(0))
-    return {"model": model, "opt": pm.Optimizer(parallel.sgd, stacked="as one").init(model)}
+    return {"model": model, "opt": pm.Optimizer(parallel.sgd).init(model)}
 
 
 def global_batch(text: np.ndarray, mesh: Mesh) -> jax.Array:
