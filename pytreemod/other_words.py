@@ -29,6 +29,7 @@ _TABLE = {
     "nn.Linear": "Dense",
     "nn.Embedding": "Embed",
     "nn.BatchNorm": "BatchNorm1d BatchNorm2d",
+    "num_heads=, query_size=": "embed_dim",
     "use_bias=": "bias",
     "out_features=": "features units",
     "weight_init=": "kernel_init",
@@ -54,8 +55,8 @@ def no_such_name(module: str, name: str) -> AttributeError:
     """Return Python's error for a name that a module does not have."""
     message = f"module {module!r} has no attribute {name!r}"
     error = AttributeError(message, name=name, obj=sys.modules[module])
-    if name[0] != "_" and hasattr(jax.nn, name):
-        error.add_note(f"In pytreemod: jax.nn.{name}")
+    if name[0] != "_" and hasattr(jax.nn, name.lower()):
+        error.add_note(f"In pytreemod: jax.nn.{name.lower()}")
     return with_word(error, name)
 
 

@@ -21,6 +21,7 @@ WORDS = [
     (lambda: nn.Linear(2, 3, word=1), TypeError, []),
     (lambda: nn.Dense, AttributeError, ["In pytreemod: nn.Linear"]),
     (lambda: nn.relu, AttributeError, ["In pytreemod: jax.nn.relu"]),
+    (lambda: nn.ReLU, AttributeError, ["In pytreemod: jax.nn.relu"]),
     (lambda: nn.nothing, AttributeError, []),
     (lambda: pm.jit, AttributeError, ["In pytreemod: pm.filter_jit(function)"]),
 ]

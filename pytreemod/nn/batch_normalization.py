@@ -97,9 +97,10 @@ class BatchNorm(StatefulLayer):
     Raises:
         ArgumentError: if there is no such mode, or x is not real and floating.
         NameError: if an axis of that name is not mapped, in training (raised by JAX).
-        ShapeError: if x does not have input_size channels, or has no value to average; or the
-            arrays or the statistics do not have the shape above. Also if channel_axis is None, and
-            each device of a mesh has a part of a batch with as many examples as channels.
+        ShapeError: if x does not have input_size channels, or, in training, two values for each
+            channel; or the arrays or the statistics do not have the shape above. Also if
+            channel_axis is None, and each device of a mesh has a part of a batch with as many
+            examples as channels.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -242,8 +243,8 @@ class BatchNorm(StatefulLayer):
         """Return mean and biased variance, x without the mean, and the count of values."""
         axes, names = [i for i in range(x.ndim) if i != axis], _names(self.axis_name)
         count = math.prod(x.shape[i] for i in axes) * math.prod(map(lax.axis_size, names))
-        if count == 0:
-            # The mean of nothing is NaN, and would stay in the running statistics.
+        if count < (2 if self.mode == "torch" else 1):
+            # Without its mean, one value is zero. The mean of nothing is NaN, and would stay.
             raise ShapeError(title(self), "values to take a mean of", describe(x))
 
         def mean_of(values: Array) -> Array:
@@ -260,8 +261,8 @@ class BatchNorm(StatefulLayer):
         """Return the State after a batch with these statistics."""
         mean, var = batch
         if self.mode == "torch":
-            # x is divided by the biased variance, as in the paper. One value has variance 0.
-            var = var * (count / max(count - 1, 1))
+            # x is divided by the biased variance, as in the paper.
+            var = var * (count / (count - 1))
         if self.mode != "ema":
             # A gradient through a stored value would flow from one step into the next.
             mean, var = lax.stop_gradient((mean, var))

@@ -199,7 +199,9 @@ TABLE = {
     ],
     "BatchNorm": [
         (on_statistics_of_several, ShapeError, r"f32\[3,4\]"),
-        (lambda: batch_norm((0, 3)), ShapeError, r"f32\[0,3\]"),
+        (lambda: batch_norm((0, 3), mode="ema"), ShapeError, r"f32\[0,3\]"),
+        # Every channel would be its bias.
+        (lambda: batch_norm((1, 3)), ShapeError, r"f32\[1,3\]"),
         (lambda: batch_norm((5, 9, 3)), ShapeError, r"\(batch, 3, \.\.\.\), got f32\[5,9,3\]"),
         (lambda: batch_norm((3, 2), channel_axis=-1), ShapeError, r"\(\.\.\., 3\), got f32\[3,2\]"),
         (lambda: batch_norm((3,), channel_axis=-2), ShapeError, r"\(\.\.\., 3, any\), got f32"),
