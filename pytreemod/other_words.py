@@ -29,7 +29,6 @@ _TABLE = {
     "nn.Linear": "Dense",
     "nn.Embedding": "Embed",
     "nn.BatchNorm": "BatchNorm1d BatchNorm2d",
-    "num_heads=, query_size=": "embed_dim",
     "use_bias=": "bias",
     "out_features=": "features units",
     "weight_init=": "kernel_init",
