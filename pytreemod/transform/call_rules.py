@@ -161,18 +161,10 @@ def rules_of(node: Any, kind: type[_K]) -> dict[str, _K]:
 
 
 def with_rules(node: Any, kind: type[CallRule], rules: Mapping[str, CallRule]) -> Any:
-    """Return a Module with these rules by method instead of all rules of their kind.
-
-    Those of a method keep their position among other rules; new ones are outside of them.
-    """
+    """Return a Module with these rules by method, around all others but those of their kind."""
     old = _pairs_of(node)
-    there = {name for rule, name in old if isinstance(rule, kind)}
-    pairs = [(rule, name) for name, rule in rules.items() if name not in there]
-    for rule, name in old:
-        if not isinstance(rule, kind):
-            pairs.append((rule, name))
-        elif name in rules:
-            pairs.append((rules[name], name))
+    kept = [(rule, name) for rule, name in old if not isinstance(rule, kind)]
+    pairs = [*((rule, name) for name, rule in rules.items()), *kept]
     return _with_pairs(node, pairs) if pairs or old else node
 
 

@@ -211,6 +211,9 @@ def test_equal_neighbours_are_one_row():
     lines = str(pm.summary([layer, layer, nn.Linear(2, 3, key=KEY), layer])).split("\n")
     found = [line.split("  ")[0] for line in lines[1:-1]]
     assert found == ["2 \N{MULTIPLICATION SIGN} [0]", "[2]", "[3]"]
+    # One parameter each, and another class.
+    kinds = pm.summary([nn.PReLU(), nn.LayerNorm(1, use_bias=False)])
+    assert "\N{MULTIPLICATION SIGN}" not in str(kinds)
 
 
 def test_depth_ends_the_table_and_no_sum():
