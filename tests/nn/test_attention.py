@@ -50,7 +50,6 @@ def by_hand(layer, x, allowed, bias):
 
 
 def allowed_places(mask, causal, window):
-    """Where 5 queries may see 5 keys, one by one."""
     allowed = np.array(mask)
     for q, k in np.ndindex(5, 5):
         too_far = window is not None and abs(q - k) >= window

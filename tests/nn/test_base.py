@@ -181,7 +181,6 @@ def test_a_weight_may_be_computed(change):
     ],
 )
 def test_an_input_of_another_shape_is_refused(shape, text):
-    """With names for axes of any size."""
     with pytest.raises(ShapeError, match=rf"Identity: expected x of shape {text}.*got f32\[3,4\]"):
         nn.check_shape(nn.Identity(), jnp.ones((3, 4)), *shape)
 

@@ -51,7 +51,6 @@ def split(array: jax.Array, axes: dict[int, str | None]) -> jax.Array:
 
 
 def laid_out(entry: Entry, way: Way) -> tuple[Any, Any, Any]:
-    """The layer, x and the State, as the way says."""
     layer, state = entry.fill()
     x = split(jnp.asarray(entry.x), {entry.features: way.features, 0: "data"})
 
@@ -349,7 +348,6 @@ def test_values_in_state_lie_as_they_did(kind, entries):
 
 
 def test_a_number_may_be_the_input():
-    """It is on no mesh, and has no axes."""
     layer = nn.Linear("scalar", 4, key=jax.random.key(0))
 
     found = jax.device_put(layer, on("model", mesh=EXPLICIT))(2.0)

@@ -33,7 +33,6 @@ def whole(layer, x, bias=None):
 
 
 def by_parts(layer, state, x, counts, **options):
-    """The output at all positions, for parts of a given length."""
     outs, first = [], 0
     for count in counts:
         out, state = go_on(layer, x[..., first : first + count, :], state, **options)
@@ -43,7 +42,6 @@ def by_parts(layer, state, x, counts, **options):
 
 
 def alibi(query, key):
-    """Less the farther away."""
     away = (query[..., :, None] - key[..., None, :])[..., None, :, :].astype(float)
     return -away * SLOPES.reshape((1,) * (away.ndim - 3) + (4, 1, 1))
 
@@ -155,7 +153,6 @@ def test_a_window_that_is_changed_on_a_cache_gives_no_wrong_answer(window, was):
 
 
 def test_a_loop_of_steps_is_one_trace():
-    """A scan over positions, with donated State."""
     layer, state = make()
     x, traces = jnp.asarray(wave(6, 8)), []
 

@@ -120,13 +120,11 @@ def test_leading_axes_are_batch_axes(entry):
 
 
 def halved(tree):
-    """Its floats in bfloat16."""
     is_float = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)  # noqa: E731
     return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16) if is_float(leaf) else leaf, tree)
 
 
 def widened(tree):
-    """The same numbers in float32."""
     is_half = lambda leaf: leaf.dtype == jnp.bfloat16  # noqa: E731
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if is_half(leaf) else leaf, tree)
 

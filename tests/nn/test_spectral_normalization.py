@@ -48,8 +48,6 @@ def test_inference_leaves_the_vectors_alone(key):
 
 
 class Drifting(nn.StatefulLayer):
-    """A stateful layer with a weight, which uses its key."""
-
     weight: jax.Array
     count: nn.StateIndex
 
@@ -64,7 +62,6 @@ class Drifting(nn.StatefulLayer):
 
 
 def test_state_and_key_reach_the_layer_inside(key):
-    """A layer that is itself stateful, or random, stays so."""
     layer, state = nn.make_with_state(lambda: nn.SpectralNorm(Drifting(), "weight", key=key))()
 
     quiet, state = layer(jnp.ones(2), state)

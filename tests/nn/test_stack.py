@@ -42,7 +42,6 @@ def blocks(depth=DEPTH, **options):
 
 
 def one_by_one(layers, x):
-    """The definition of a Stack."""
     for layer in layers:
         x = layer(x)
     return x
@@ -165,14 +164,12 @@ def test_stacks_nest():
 
 
 def layer_by_hand(params, x):
-    """A Block as a function of a tuple of arrays."""
     weight, bias = params
     product = jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())))
     return x + 0.5 * jnp.tanh(product + bias[None])
 
 
 def by_hand(arrays, x, wrap=lambda f: f, **options):
-    """The scan that one would write without the library."""
     step = wrap(lambda x, params: (layer_by_hand(params, x), None))
     return jax.lax.scan(step, x, tuple(arrays), **options)[0]
 
@@ -248,7 +245,6 @@ class Optional(pm.Module):
 
 
 def test_a_layer_that_takes_a_state_gets_it_without_tokens():
-    """By the name of the parameter, in a Stack as in a Sequential."""
     stack = nn.Stack(Optional, DEPTH)
     state = pm.State(stack)
 

@@ -152,7 +152,6 @@ def test_a_model_with_a_list_computes_the_same():
 
 
 def test_a_list_becomes_a_stack_with_its_state():
-    """There and back again is the identity, for model and State."""
     model, state = pm.make_with_state(net)(Normed, key=jax.random.key(0))
     _, state = call(model, X, state)
     kept = jax.tree.map(jnp.copy, state)

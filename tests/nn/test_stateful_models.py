@@ -68,7 +68,6 @@ def update(net, x):
 
 
 def assert_equal(a, b):
-    """Two trees with the same arrays, or nearly so."""
     jax.tree.map(assert_close, jax.tree.leaves(a), jax.tree.leaves(b))
 
 
@@ -148,7 +147,6 @@ def test_a_net_in_another_mode_does_not_use_up_this_one():
     ids=["method", "lambda", "partial"],
 )
 def test_other_methods_are_applied(call):
-    """`net.apply(Model.method, ...)` gives the output and the net, as a call does."""
     model, state = pm.make_with_state(Coder)()
     expected, after = model.encode(X, state)
 
@@ -176,7 +174,6 @@ def test_seed_split_and_join_are_those_of_the_state():
 
 @pytest.mark.usefixtures("optimized")
 def test_the_program_is_the_one_with_state_passed_by_hand():
-    """Not one operation more in a training step."""
     model, state = pm.make_with_state(noisy)()
     state = state.seed(jax.random.key(1))
 
