@@ -206,22 +206,18 @@ def test_a_call_that_drops_weights_leaves_the_cache_alone():
 
 def test_caches_are_empty_and_the_rest_stays():
     """For other sequences, in another size and dtype; the model goes on with it."""
-
-    class Net(pm.Module):
-        attention: nn.MultiheadAttention
-        count: pm.StateIndex
-
-    net, state = pm.make_with_state(lambda: Net(make_cached(KEY), pm.StateIndex(jnp.asarray(3))))()
-    _, state = net.attention(jnp.ones((5, 8)), state=state)
+    net, state = pm.make_with_state(lambda: [make_cached(KEY), nn.BatchNorm(8)])()
+    attention, norm = net
+    _, state = attention(jnp.ones((5, 8)), state=state)
     state = nn.reset_cache(net, state)
-    keys, _, length = state.get(net.attention.cache)
+    keys, _, length = state.get(attention.cache)
     assert (keys.shape, int(length), bool(keys.any())) == ((4, 6, 2), 0, False)
 
-    state = state.set(net.count, jnp.asarray(4))
+    state = state.set(norm.state_index, (jnp.ones(8), jnp.ones(8)))
     state = nn.reset_cache(net, state, batch=(3, 1), size=5, dtype=jnp.bfloat16)
-    keys, values, length = state.get(net.attention.cache)
+    keys, values, length = state.get(attention.cache)
     assert keys.shape == values.shape == (3, 1, 4, 5, 2)
     assert (keys.dtype, length.tolist()) == (jnp.bfloat16, [[0]] * 3)
-    assert int(state.get(net.count)) == 4
+    assert state.get(norm.state_index)[0].all()
     with pytest.raises(ArgumentError, match="cache_size"):
         nn.reset_cache(nn.Identity(), state)

@@ -16,13 +16,10 @@ every_layer = pytest.mark.parametrize("entry", as_parameters(CATALOGUE))
 BATCHED = [entry for entry in CATALOGUE if entry.batches]
 # Their State has values.
 STATEFUL = [entry for entry in CATALOGUE if jax.tree.leaves(jax.eval_shape(entry.build)[1])]
-# A Module between the layers of an MLP is the tests' own, and multiplies as anyone would.
 WEIGHTED = [
     entry
     for entry in CATALOGUE
-    if entry not in STATEFUL
-    and jax.tree.leaves(jax.eval_shape(entry.build)[0])
-    and "with a Module between" not in entry.name
+    if entry not in STATEFUL and jax.tree.leaves(jax.eval_shape(entry.build)[0])
 ]
 
 
@@ -119,14 +116,14 @@ def test_leading_axes_are_batch_axes(entry):
     assert jax.eval_shape(layer, none) == shape
 
 
-def halved(tree):
-    is_float = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)  # noqa: E731
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16) if is_float(leaf) else leaf, tree)
+def cast(tree, kind, dtype):
+    """The tree with arrays of one kind as another."""
+    is_kind = lambda leaf: jnp.issubdtype(leaf.dtype, kind)  # noqa: E731
+    return jax.tree.map(lambda leaf: leaf.astype(dtype) if is_kind(leaf) else leaf, tree)
 
 
-def widened(tree):
-    is_half = lambda leaf: leaf.dtype == jnp.bfloat16  # noqa: E731
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if is_half(leaf) else leaf, tree)
+halved = ft.partial(cast, kind=jnp.floating, dtype=jnp.bfloat16)
+widened = ft.partial(cast, kind=jnp.bfloat16, dtype=jnp.float32)
 
 
 def assert_near(found, expected):
