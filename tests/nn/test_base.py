@@ -37,9 +37,6 @@ def test_the_catalogue_has_every_layer():
     assert missing == {nn.Stateful, nn.Shared, nn.Lazy}
 
 
-# ---- arrays against their annotations
-
-
 @some_layers
 def test_several_layers_as_one_are_not_called_as_one(entry):
     """Their arrays would broadcast: refused eagerly, under jit, and in a map that skips them."""

@@ -93,9 +93,6 @@ def test_sequences_of_different_lengths_go_on_each_by_itself(window):
         assert_close(jnp.stack(row), whole(layer, sequence[: len(row)]))
 
 
-# ---- a full cache
-
-
 @pytest.mark.parametrize("counts", [(4, 4, 1), (5, 1, 1, 1, 1)], ids=str)
 @pytest.mark.parametrize("batch", [(), (2,)], ids=str)
 @pytest.mark.parametrize("window", [None, 8])
@@ -147,9 +144,6 @@ def test_a_window_that_is_changed_on_a_cache_gives_no_wrong_answer(window, was):
     assert right.any()
     # The first two positions were seen as they are, so one layer is the whole of it.
     assert_close(found[right], whole(layer, x)[2:][right])
-
-
-# ---- loops, containers, dtypes
 
 
 def test_a_loop_of_steps_is_one_trace():

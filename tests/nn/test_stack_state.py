@@ -85,9 +85,6 @@ def test_each_layer_has_values_of_its_own():
             assert_close(found[i], statistic)
 
 
-# ---- random streams
-
-
 def test_the_stream_is_one_and_each_layer_draws_its_own():
     """The State has one stream; noise differs from layer to layer and from call to call."""
     stack, state = pm.make_with_state(nn.Stack)(Noise, DEPTH)

@@ -69,9 +69,6 @@ def assert_equal(a, b):
     jax.tree.map(assert_close, jax.tree.leaves(a), jax.tree.leaves(b))
 
 
-# ---- calling
-
-
 def test_a_call_is_the_models_call_with_its_state():
     """The output, and the State afterwards, are those of the model called by hand."""
     model, state = pm.make_with_state(noisy)()
@@ -165,9 +162,6 @@ def test_seed_split_and_join_are_those_of_the_state():
 
     assert len({*map(tuple, out.tolist())}) == 4
     assert_equal(joined.state, state.split(4).join())
-
-
-# ---- transforms
 
 
 @pytest.mark.usefixtures("optimized")
