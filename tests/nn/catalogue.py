@@ -15,17 +15,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.module.classes import Module
 from tests.nn.numbers_to_compare import wave
-
-
-class Slope(Module):
-    """An activation that has an array."""
-
-    factor: jax.Array
-
-    def __call__(self, x):
-        return jnp.where(x > 0, x, self.factor * x)
 
 
 @dataclass(frozen=True)
@@ -137,7 +127,7 @@ CATALOGUE = [
     Entry("MLP", lambda key: nn.MLP(8, 4, 8, 2, key=key), VECTORS),
     Entry(
         "MLP with a Module between",
-        lambda key: nn.MLP(8, "scalar", 4, 2, Slope(jnp.array(0.1)), jnp.tanh, key=key),
+        lambda key: nn.MLP(8, "scalar", 4, 2, nn.PReLU(), jnp.tanh, key=key),
         VECTORS,
         stacked=".activation",
     ),
@@ -151,9 +141,7 @@ CATALOGUE = [
     ),
     Entry(
         "ConvTranspose1d",
-        lambda key: nn.ConvTranspose1d(
-            8, 4, 3, 2, padding="SAME", padding_mode="CIRCULAR", key=key
-        ),
+        lambda key: nn.ConvTranspose1d(8, 4, 3, 2, 0, "SAME", padding_mode="CIRCULAR", key=key),
         LINES,
         features=1,
     ),

@@ -24,9 +24,6 @@ def call(layer, *args, **options):
     return layer(*args, **options)
 
 
-# ---- the formula
-
-
 def by_hand(layer, x, allowed, bias):
     """softmax(q k^T / sqrt(d) + bias) v for each head, by NumPy in double precision."""
     x = np.asarray(x, "f8")
@@ -50,7 +47,6 @@ def by_hand(layer, x, allowed, bias):
 
 
 def allowed_places(mask, causal, window):
-    """Where 5 queries may see 5 keys, one by one."""
     allowed = np.array(mask)
     for q, k in np.ndindex(5, 5):
         too_far = window is not None and abs(q - k) >= window
@@ -77,9 +73,6 @@ def test_it_is_the_formula_of_its_paper(kv_heads, causal, window, masked, implem
     found = call(layer, jnp.asarray(x), bias=jnp.asarray(bias)[None], **given)
 
     assert_close(found, by_hand(layer, x, allowed_places(mask, causal, window), bias))
-
-
-# ---- masks and biases
 
 
 def test_masks_for_all_for_heads_and_for_examples():
@@ -178,9 +171,6 @@ def test_queries_and_keys_are_normalized_by_heads(name):
         atol=1e-3,
     )
     assert not np.allclose(call(layer, x), call(layer.replace(rotary=None), x))
-
-
-# ---- dropout
 
 
 def test_dropout_is_by_the_key_and_off_in_inference():

@@ -37,9 +37,6 @@ def test_the_catalogue_has_every_layer():
     assert missing == {nn.Stateful, nn.Shared, nn.Lazy}
 
 
-# ---- arrays against their annotations
-
-
 @some_layers
 def test_several_layers_as_one_are_not_called_as_one(entry):
     """Their arrays would broadcast: refused eagerly, under jit, and in a map that skips them."""
@@ -181,7 +178,6 @@ def test_a_weight_may_be_computed(change):
     ],
 )
 def test_an_input_of_another_shape_is_refused(shape, text):
-    """With names for axes of any size."""
     with pytest.raises(ShapeError, match=rf"Identity: expected x of shape {text}.*got f32\[3,4\]"):
         nn.check_shape(nn.Identity(), jnp.ones((3, 4)), *shape)
 

@@ -11,7 +11,6 @@ from tests.nn.numbers_to_compare import assert_close, wave
 
 
 def over_batch(layer):
-    """The layer mapped over a batch, with one State for the batch."""
     return jax.vmap(layer, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
 
 

@@ -15,7 +15,6 @@ def streaming(p=0.5, **options):
 
 
 def test_with_a_stream_each_call_has_a_key_of_its_own():
-    """The keys are those that the stream gives, one for each call."""
     layer, state = streaming()
     x = jnp.ones(64)
     key, _ = state.substate(layer).next_key(layer.stream)

@@ -9,7 +9,6 @@ from tests.nn.numbers_to_compare import assert_close, wave
 
 
 def test_attend_is_the_product_with_each_row(key):
-    """Logits of tied weights: any number of axes before, a last one of that size."""
     layer, x = nn.Embedding(5, 3, key=key), wave(2, 4, 3)
 
     assert_close(layer.attend(jnp.asarray(x)), x @ np.asarray(layer.weight).T)

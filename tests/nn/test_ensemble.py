@@ -127,8 +127,6 @@ def test_each_member_has_state_and_streams_of_its_own():
 
 
 def by_hand(arrays, x):
-    """The map that one would write without the library."""
-
     def linear(w, b):
         product = jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())))
         return product + jnp.broadcast_to(b, product.shape)

@@ -51,7 +51,6 @@ def split(array: jax.Array, axes: dict[int, str | None]) -> jax.Array:
 
 
 def laid_out(entry: Entry, way: Way) -> tuple[Any, Any, Any]:
-    """The layer, x and the State, as the way says."""
     layer, state = entry.fill()
     x = split(jnp.asarray(entry.x), {entry.features: way.features, 0: "data"})
 
@@ -315,41 +314,29 @@ def test_layers_are_gathered_once(optimized):
     assert found.size == 4 * (4 * 4 + 4)
 
 
-class Remembering(pm.Module):
-    """A layer that stores the mean of its input, and adds noise."""
-
-    mean: pm.StateIndex
-    noise: pm.RngStream
-
-    def __init__(self):
-        self.mean, self.noise = pm.StateIndex(jnp.zeros(4)), pm.RngStream()
-
-    def __call__(self, x, state):
-        key, state = state.next_key(self.noise)
-        state = state.set(self.mean, jnp.mean(x, 0))
-        return x + jax.random.normal(key, x.shape), state
-
-
 @pytest.mark.parametrize("kind", [nn.Stack, nn.Ensemble])
 @pytest.mark.parametrize("entries", [("data",), (None, "model")])
 @pytest.mark.sampled(3)
 def test_values_in_state_lie_as_they_did(kind, entries):
     """Written values are sharded as the old ones; streams are split as usual."""
-    model, state = pm.make_with_state(kind)(Remembering, 4)
-    mean = (model.layer if kind is nn.Stack else model.member).mean
+
+    def make():
+        return nn.Sequential([nn.BatchNorm(4), nn.Dropout(0.5, stream=pm.RngStream())])
+
+    model, state = pm.make_with_state(kind)(make, 4)
+    running = (model.layer if kind is nn.Stack else model.member)[0].state_index
     state = state.seed(jax.random.key(0))
     expected, after = pm.filter_jit(model)(BATCH, state.restored())
-    y, new = pm.filter_jit(model)(
-        put(BATCH, ("data",)), state.set(mean, put(jnp.zeros((4, 4)), entries))
-    )
+    split_state = state.set(running, tuple(put(x, entries) for x in state.get(running)))
+    y, new = pm.filter_jit(model)(put(BATCH, ("data",)), split_state)
 
     assert_close(y, expected)
-    assert_close(new.get(mean), after.get(mean))
-    assert lies(new.get(mean)) == entries
+    for found, right in zip(new.get(running), after.get(running), strict=True):
+        assert_close(found, right)
+        assert lies(found) == entries
 
 
 def test_a_number_may_be_the_input():
-    """It is on no mesh, and has no axes."""
     layer = nn.Linear("scalar", 4, key=jax.random.key(0))
 
     found = jax.device_put(layer, on("model", mesh=EXPLICIT))(2.0)

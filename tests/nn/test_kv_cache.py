@@ -33,7 +33,6 @@ def whole(layer, x, bias=None):
 
 
 def by_parts(layer, state, x, counts, **options):
-    """The output at all positions, for parts of a given length."""
     outs, first = [], 0
     for count in counts:
         out, state = go_on(layer, x[..., first : first + count, :], state, **options)
@@ -43,7 +42,6 @@ def by_parts(layer, state, x, counts, **options):
 
 
 def alibi(query, key):
-    """Less the farther away."""
     away = (query[..., :, None] - key[..., None, :])[..., None, :, :].astype(float)
     return -away * SLOPES.reshape((1,) * (away.ndim - 3) + (4, 1, 1))
 
@@ -93,9 +91,6 @@ def test_sequences_of_different_lengths_go_on_each_by_itself(window):
     assert [len(row) for row in found] == [6, 2, 5]
     for row, sequence in zip(found, x, strict=True):
         assert_close(jnp.stack(row), whole(layer, sequence[: len(row)]))
-
-
-# ---- a full cache
 
 
 @pytest.mark.parametrize("counts", [(4, 4, 1), (5, 1, 1, 1, 1)], ids=str)
@@ -151,11 +146,7 @@ def test_a_window_that_is_changed_on_a_cache_gives_no_wrong_answer(window, was):
     assert_close(found[right], whole(layer, x)[2:][right])
 
 
-# ---- loops, containers, dtypes
-
-
 def test_a_loop_of_steps_is_one_trace():
-    """A scan over positions, with donated State."""
     layer, state = make()
     x, traces = jnp.asarray(wave(6, 8)), []
 
@@ -209,22 +200,18 @@ def test_a_call_that_drops_weights_leaves_the_cache_alone():
 
 def test_caches_are_empty_and_the_rest_stays():
     """For other sequences, in another size and dtype; the model goes on with it."""
-
-    class Net(pm.Module):
-        attention: nn.MultiheadAttention
-        count: pm.StateIndex
-
-    net, state = pm.make_with_state(lambda: Net(make_cached(KEY), pm.StateIndex(jnp.asarray(3))))()
-    _, state = net.attention(jnp.ones((5, 8)), state=state)
+    net, state = pm.make_with_state(lambda: [make_cached(KEY), nn.BatchNorm(8)])()
+    attention, norm = net
+    _, state = attention(jnp.ones((5, 8)), state=state)
     state = nn.reset_cache(net, state)
-    keys, _, length = state.get(net.attention.cache)
+    keys, _, length = state.get(attention.cache)
     assert (keys.shape, int(length), bool(keys.any())) == ((4, 6, 2), 0, False)
 
-    state = state.set(net.count, jnp.asarray(4))
+    state = state.set(norm.state_index, (jnp.ones(8), jnp.ones(8)))
     state = nn.reset_cache(net, state, batch=(3, 1), size=5, dtype=jnp.bfloat16)
-    keys, values, length = state.get(net.attention.cache)
+    keys, values, length = state.get(attention.cache)
     assert keys.shape == values.shape == (3, 1, 4, 5, 2)
     assert (keys.dtype, length.tolist()) == (jnp.bfloat16, [[0]] * 3)
-    assert int(state.get(net.count)) == 4
+    assert state.get(norm.state_index)[0].all()
     with pytest.raises(ArgumentError, match="cache_size"):
         nn.reset_cache(nn.Identity(), state)

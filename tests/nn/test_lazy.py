@@ -21,31 +21,29 @@ def conv(n, key):
     return nn.Conv2d(n, 4, 2, key=key)
 
 
+def stack(make):
+    return lambda key: nn.Stack(make, 2, key=key)
+
+
+def ensemble(make):
+    return lambda key: nn.Ensemble(make, 2, key=key)
+
+
+LAZY, LINEAR = ft.partial(lazy, 3), ft.partial(nn.Linear, 3, 3)
 PAIRS = {
-    "Linear": (lambda key: lazy(4, key), lambda key: nn.Linear(3, 4, key=key), X),
     "Conv2d": (
         lambda key: nn.Lazy(conv, key=key, axis=-3),
         ft.partial(conv, 6),
         jnp.ones((2, 6, 3, 3)),
     ),
     "without a key": (lambda key: nn.Lazy(nn.LayerNorm), lambda key: nn.LayerNorm(3), X),
-    "Stack": (
-        lambda key: nn.Stack(ft.partial(lazy, 3), 2, key=key),
-        lambda key: nn.Stack(ft.partial(nn.Linear, 3, 3), 2, key=key),
-        X,
-    ),
+    "Stack": (stack(LAZY), stack(LINEAR), X),
     "Stack without a key": (
-        lambda key: nn.Stack(lambda: nn.Lazy(nn.LayerNorm), 2),
-        lambda key: nn.Stack(lambda: nn.LayerNorm(3), 2),
+        stack(lambda: nn.Lazy(nn.LayerNorm)),
+        stack(lambda: nn.LayerNorm(3)),
         X,
     ),
-    "Ensemble of Stacks": (
-        lambda key: nn.Ensemble(lambda key: nn.Stack(ft.partial(lazy, 3), 2, key=key), 2, key=key),
-        lambda key: nn.Ensemble(
-            lambda key: nn.Stack(ft.partial(nn.Linear, 3, 3), 2, key=key), 2, key=key
-        ),
-        X,
-    ),
+    "Ensemble of Stacks": (ensemble(stack(LAZY)), ensemble(stack(LINEAR)), X),
 }
 
 

@@ -17,7 +17,6 @@ class Block(Module):
 
 
 def model():
-    """Flags at every depth, in every container."""
     return {
         "block": Block(nn.Dropout(0.5)),
         "rest": [nn.Sequential([nn.Dropout(0.1), nn.BatchNorm(2)]), (nn.Lambda(jnp.tanh), 3.0)],

@@ -25,7 +25,6 @@ def standardized(x, axes, eps):
 
 
 def with_weights(layer, shape):
-    """The layer with other weights, and these as NumPy arrays."""
     weight, bias = wave(*shape, phase=1), wave(*shape, phase=2)
     return layer.replace(weight=jnp.asarray(weight), bias=jnp.asarray(bias)), weight, bias
 

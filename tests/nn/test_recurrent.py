@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import pytreemod as pm
 from pytreemod import nn
+from tests.helpers.meshes import EXPLICIT, MESH, P, on
 from tests.nn.numbers_to_compare import assert_close, wave
 
 KEY = jax.random.key(0)
@@ -240,16 +239,14 @@ def test_gradients_over_many_steps_are_added_up_in_float32(kind):
 
 def test_each_device_runs_over_its_part_of_a_batch():
     """The initial zeros are replicated over devices, but the carry of a step is not."""
-    kind = jax.sharding.AxisType.Auto
-    mesh = jax.make_mesh((2,), ("d",), axis_types=(kind,), devices=jax.devices()[:2])
     x, lengths = jnp.asarray(wave(4, 3, 3)), jnp.array([1, 2, 0, 3])
 
     for given in (None, lengths):
         call = pm.filter_shard_map(
             lambda rnn, x, n: rnn(x, seq_lengths=n),
-            mesh=mesh,
-            in_specs=(P(), P("d"), P("d")),
-            out_specs=P("d"),
+            mesh=MESH,
+            in_specs=(P(), P("data"), P("data")),
+            out_specs=P("data"),
         )
         assert_close(call(nn.RNN(LSTM), x, given), nn.RNN(LSTM)(x, seq_lengths=given))
 
@@ -258,10 +255,9 @@ def test_each_device_runs_over_its_part_of_a_batch():
 @pytest.mark.sampled
 def test_lengths_of_a_batch_that_is_split_over_devices(reverse):
     """The same as on one device, where the axis of the mesh is explicit, and no mesh in context."""
-    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))
     rnn = nn.RNN(LSTM, reverse=reverse, return_carry=True)
     x, lengths = wave(4, 3, 3), jnp.array([3, 1, 0, 2])
-    by_batch = NamedSharding(mesh, P("data"))
+    by_batch = on("data", mesh=EXPLICIT)
 
     def loss(rnn, x, lengths):
         carry, y = rnn(x, seq_lengths=lengths)

@@ -49,8 +49,6 @@ def test_a_state_that_nobody_needs_is_handed_back():
 
 
 def test_in_inference_mode_a_state_stays_as_it_was(key):
-    """Statistics and streams are left alone by every layer inside."""
-
     def make():
         inner = [nn.BatchNorm(3, "batch"), nn.Dropout(0.5, stream=pm.RngStream())]
         return nn.Sequential([nn.Sequential(inner), nn.Lambda(jnp.tanh)])

@@ -22,7 +22,6 @@ def embedding(pair):
 
 
 def test_fields_and_leaves_are_equinoxs():
-    """One array for the shared weight, in the same order."""
     theirs, ours = (lib.nn.Shared(pair(lib), head, embedding) for lib in (equinox, pm))
     arrays = [leaf for leaf in jax.tree.leaves(theirs) if equinox.is_array(leaf)]
 

@@ -48,8 +48,6 @@ def test_inference_leaves_the_vectors_alone(key):
 
 
 class Drifting(nn.StatefulLayer):
-    """A stateful layer with a weight, which uses its key."""
-
     weight: jax.Array
     count: nn.StateIndex
 
@@ -64,7 +62,6 @@ class Drifting(nn.StatefulLayer):
 
 
 def test_state_and_key_reach_the_layer_inside(key):
-    """A layer that is itself stateful, or random, stays so."""
     layer, state = nn.make_with_state(lambda: nn.SpectralNorm(Drifting(), "weight", key=key))()
 
     quiet, state = layer(jnp.ones(2), state)
@@ -96,17 +93,25 @@ def test_the_gradient_sees_the_norm_but_not_the_iteration(key):
     assert_close(grads.layer.weight, jax.grad(by_hand)(weight), rtol=1e-4, atol=1e-4)
 
 
+class Pair(pm.Module):
+    first: nn.Linear
+    second: nn.Linear
+
+    def __call__(self, x):
+        return self.second(self.first(x))
+
+
 def test_a_weight_that_is_computed_or_tied_is_normalized_as_it_reads(key):
     """The value is divided in the call, by any path; what it comes from stays."""
     linear, x = nn.Linear(3, 3, key=key), jnp.ones(3)
     masked = linear.replace(weight=pm.computed(jnp.multiply, linear.weight, jnp.tri(3)))
-    tied = pm.tie(nn.Sequential([linear, linear]), "layers[1].weight", to="layers[0].weight")
+    tied = pm.tie(Pair(linear, linear), "second.weight", to="first.weight")
 
-    for inner in (nn.Sequential([linear, masked]), tied):
+    for inner in (Pair(linear, masked), tied):
         make = nn.make_with_state(nn.SpectralNorm)
-        layer, state = make(inner, "layers[1].weight", inference=True, key=key)
+        layer, state = make(inner, "second.weight", inference=True, key=key)
         u, v = state.get(layer.uv_index)
-        weight = inner[1].weight
-        plain = linear.replace(weight=weight / (u @ weight @ v))
-        assert_close(layer(x, state)[0], plain(linear(x)))
+        weight = inner.second.weight
+        plain = Pair(linear, linear.replace(weight=weight / (u @ weight @ v)))
+        assert_close(layer(x, state)[0], plain(x))
         assert jax.tree.structure(layer.layer) == jax.tree.structure(inner)

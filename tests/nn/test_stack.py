@@ -42,7 +42,6 @@ def blocks(depth=DEPTH, **options):
 
 
 def one_by_one(layers, x):
-    """The definition of a Stack."""
     for layer in layers:
         x = layer(x)
     return x
@@ -83,9 +82,6 @@ def test_no_layers_are_the_identity():
     assert_close(stack(X), X)
     assert list(stack) == []
     assert stack.layer.linear.weight.shape == (0, 2, 2)
-
-
-# ---- arguments
 
 
 def test_each_layer_gets_a_key_of_its_own(key):
@@ -165,14 +161,12 @@ def test_stacks_nest():
 
 
 def layer_by_hand(params, x):
-    """A Block as a function of a tuple of arrays."""
     weight, bias = params
     product = jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())))
     return x + 0.5 * jnp.tanh(product + bias[None])
 
 
 def by_hand(arrays, x, wrap=lambda f: f, **options):
-    """The scan that one would write without the library."""
     step = wrap(lambda x, params: (layer_by_hand(params, x), None))
     return jax.lax.scan(step, x, tuple(arrays), **options)[0]
 
@@ -248,17 +242,10 @@ class Optional(pm.Module):
 
 
 def test_a_layer_that_takes_a_state_gets_it_without_tokens():
-    """By the name of the parameter, in a Stack as in a Sequential."""
-    stack = nn.Stack(Optional, DEPTH)
-    state = pm.State(stack)
+    """Its number is the same for all, also where a plain transform has made an array of it."""
+    stack, expected = nn.Stack(Optional, DEPTH), X * 2**DEPTH
+    call = lambda stack, x: stack(x, pm.State(stack))[0]  # noqa: E731
 
-    assert_close(stack(X, state)[0], X * 2**DEPTH)
-    assert_close(nn.Sequential([Optional(), Optional()])(X, state)[0], X * 4)
-
-
-def test_a_number_as_data_is_the_same_for_all_layers():
-    """Also where a plain transform has made an array of it, without an axis for layers."""
-    stack = nn.Stack(Optional, DEPTH)
-    call = jax.jit(lambda stack, x: stack(x, pm.State(stack))[0])
-
-    assert_close(call(stack, X), X * 2**DEPTH)
+    assert_close(call(stack, X), expected)
+    assert_close(jax.jit(call)(stack, X), expected)
+    assert_close(call(nn.Sequential([Optional()] * DEPTH), X), expected)

@@ -14,19 +14,8 @@ DEPTH = 3
 X = jnp.asarray(wave(5, 2))
 
 
-class Normed(pm.Module):
-    """A layer with tokens in it, which does not say that it is stateful."""
-
-    linear: nn.Linear
-    norm: nn.BatchNorm
-
-    def __init__(self, *, key):
-        self.linear = nn.Linear(2, 2, key=key)
-        self.norm = nn.BatchNorm(2)
-
-    def __call__(self, x, state):
-        x, state = self.norm(self.linear(x), state)
-        return jnp.tanh(x), state
+def make_normed(key):
+    return nn.Sequential([nn.Linear(2, 2, key=key), nn.BatchNorm(2), nn.Lambda(jnp.tanh)])
 
 
 class Noise(nn.StatefulLayer):
@@ -55,7 +44,7 @@ def net(make_layer, *, key=None):
 
 
 def normed():
-    return pm.make_with_state(nn.Stack)(Normed, DEPTH, key=jax.random.key(0))
+    return pm.make_with_state(nn.Stack)(make_normed, DEPTH, key=jax.random.key(0))
 
 
 call = pm.filter_jit(lambda layer, x, state: layer(x, state))
@@ -79,10 +68,10 @@ def test_each_layer_has_values_of_its_own():
     """One token, whose value has a leading axis; numbers are those of layers one by one."""
     stack, state = normed()
     layers = [
-        pm.make_with_state(Normed)(key=key) for key in jax.random.split(jax.random.key(0), DEPTH)
+        pm.make_with_state(make_normed)(key) for key in jax.random.split(jax.random.key(0), DEPTH)
     ]
 
-    assert str(state) == "State(layer.norm.state_index=(f32[3,2], f32[3,2]))"
+    assert str(state) == "State(layer.layers[1].state_index=(f32[3,2], f32[3,2]))"
     out, expected = X, X
     for _ in range(2):
         out, state = call(stack, out, state)
@@ -90,13 +79,10 @@ def test_each_layer_has_values_of_its_own():
             expected, own = call(layer, expected, own)
             layers[i] = layer, own
     assert_close(out, expected)
-    running = state.get(stack.layer.norm.state_index)
+    running = state.get(stack.layer[1].state_index)
     for i, (layer, own) in enumerate(layers):
-        for found, statistic in zip(running, own.get(layer.norm.state_index), strict=True):
+        for found, statistic in zip(running, own.get(layer[1].state_index), strict=True):
             assert_close(found[i], statistic)
-
-
-# ---- random streams
 
 
 def test_the_stream_is_one_and_each_layer_draws_its_own():
@@ -132,18 +118,10 @@ def test_streams_of_nested_stacks_are_all_different():
 def test_a_model_with_a_list_computes_the_same():
     """fill, unstack, make_with_state: values and streams are those of the Stack's next call."""
 
-    class Layer(Normed):
-        noise: Noise
+    def make(key):
+        return nn.Sequential([Noise(), make_normed(key)])
 
-        def __init__(self, *, key):
-            super().__init__(key=key)
-            self.noise = Noise()
-
-        def __call__(self, x, state):
-            x, state = self.noise(x, state)
-            return super().__call__(x, state)
-
-    model, state = pm.make_with_state(net)(Layer, key=jax.random.key(0))
+    model, state = pm.make_with_state(net)(make, key=jax.random.key(0))
     _, state = call(model, X, state.seed(jax.random.key(1)))
     listed, list_state = as_list(model, jax.tree.map(jnp.copy, state))
 
@@ -152,8 +130,7 @@ def test_a_model_with_a_list_computes_the_same():
 
 
 def test_a_list_becomes_a_stack_with_its_state():
-    """There and back again is the identity, for model and State."""
-    model, state = pm.make_with_state(net)(Normed, key=jax.random.key(0))
+    model, state = pm.make_with_state(net)(make_normed, key=jax.random.key(0))
     _, state = call(model, X, state)
     kept = jax.tree.map(jnp.copy, state)
 
@@ -184,11 +161,11 @@ def test_a_part_of_a_stack_has_the_values_of_its_layers(part):
     """Taken from a filled Stack, a layer or a slice is made with its own State."""
     stack, state = normed()
     _, state = stack(X, state)
-    mean, _ = state.get(stack.layer.norm.state_index)
+    mean, _ = state.get(stack.layer[1].state_index)
 
     taken, own = pm.make_with_state(lambda: state.fill(stack)[part])()
 
-    norm = taken.norm if part == 0 else taken.layer.norm
+    norm = (taken if part == 0 else taken.layer)[1]
     assert_close(own.get(norm.state_index)[0], mean[part])
     assert taken(X, own)[0].shape == X.shape
 

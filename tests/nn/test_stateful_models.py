@@ -18,18 +18,16 @@ EACH = pm.by({pm.RngStream: 0, ...: None})
 
 
 class Coder(pm.Module):
-    """A model with methods and no `__call__`; one of them needs no State."""
+    """A model with a method and no `__call__`."""
 
     norm: nn.BatchNorm
-    scale: jax.Array
-
-    def __init__(self):
-        self.norm = nn.BatchNorm(2)
-        self.scale = jnp.asarray(2.0)
 
     def encode(self, x, state):
-        out, state = self.norm(x, state)
-        return self.scale * out, state
+        return self.norm(x, state)
+
+
+def coder():
+    return Coder(nn.BatchNorm(2))
 
 
 def linear():
@@ -68,11 +66,7 @@ def update(net, x):
 
 
 def assert_equal(a, b):
-    """Two trees with the same arrays, or nearly so."""
     jax.tree.map(assert_close, jax.tree.leaves(a), jax.tree.leaves(b))
-
-
-# ---- calling
 
 
 def test_a_call_is_the_models_call_with_its_state():
@@ -148,11 +142,10 @@ def test_a_net_in_another_mode_does_not_use_up_this_one():
     ids=["method", "lambda", "partial"],
 )
 def test_other_methods_are_applied(call):
-    """`net.apply(Model.method, ...)` gives the output and the net, as a call does."""
-    model, state = pm.make_with_state(Coder)()
+    model, state = pm.make_with_state(coder)()
     expected, after = model.encode(X, state)
 
-    out, net = pm.stateful(Coder()).apply(call, X)
+    out, net = pm.stateful(coder()).apply(call, X)
 
     assert_equal(out, expected)
     assert net.state == after
@@ -171,12 +164,8 @@ def test_seed_split_and_join_are_those_of_the_state():
     assert_equal(joined.state, state.split(4).join())
 
 
-# ---- transforms
-
-
 @pytest.mark.usefixtures("optimized")
 def test_the_program_is_the_one_with_state_passed_by_hand():
-    """Not one operation more in a training step."""
     model, state = pm.make_with_state(noisy)()
     state = state.seed(jax.random.key(1))
 
@@ -217,7 +206,7 @@ def test_an_old_net_is_refused_and_may_be_restored():
         (lambda: pm.stateful(normed(), pm.State(nn.BatchNorm(2))), StateError, "token"),
         (lambda: pm.stateful(pm.make_with_state(nn.BatchNorm)(2)[0]), StateError, "model"),
         (
-            lambda: pm.stateful(Coder()).apply(lambda model, x, state: (state, x), X),
+            lambda: pm.stateful(coder()).apply(lambda model, x, state: (state, x), X),
             StateError,
             "state",
         ),

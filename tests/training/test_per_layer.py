@@ -267,7 +267,6 @@ def test_one_key_for_all_layers_is_refused(map_rule):
 
 
 def test_stacked_as_one_is_plain_optax():
-    """Nothing is tried."""
     model, rule = stacked(), optax.scale_by_trust_ratio()
     new, _ = pm.Optimizer(rule, stacked="as one").init(model).update(model, grads=model)
     updates, _ = rule.update(model, rule.init(model), model)

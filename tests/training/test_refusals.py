@@ -77,7 +77,7 @@ TABLE = {
             SpecError,
             r"\[1\]\.weight",
         ),
-        (lambda: pm.with_precision(Boxed(ramp(2)), "bf16"), SpecError, "content"),
+        (lambda: pm.with_precision(Boxed(ramp(2)), "compute=bf16"), SpecError, "content"),
         (lambda: pm.with_precision(MLP, "bf16", methods="decode"), SpecError, "decode"),
         (lambda: pm.with_precision(MLP, "params=float32,computer=bf16"), TypeError, "computer"),
         (lambda: pm.with_precision(MLP, "int32"), ArgumentError, "int32"),
@@ -141,6 +141,8 @@ TABLE = {
 
 @pytest.mark.parametrize("kind", TABLE)
 def test_what_would_train_something_else_is_refused(kind):
-    for use, error, word in TABLE[kind]:
-        with jax.numpy_rank_promotion("allow"), pytest.raises(error, match=word):
-            use()
+    """Also where JAX promotes and broadcasts, as it does by default."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for use, error, word in TABLE[kind]:
+            with pytest.raises(error, match=word):
+                use()
