@@ -25,6 +25,7 @@ def test_each_kind_of_difference_has_its_list():
     found = pm.diff(one, two | {"same": np.ones(2, "f"), "text": "b", "number": 4})
 
     assert found
+    assert str(found).startswith("Diff: 1 added, 1 removed, 3 configuration, 2 forms, 3 values\n")
     assert found.added == ["new: f32[2]"]
     assert found.removed == ["gone: f32[2]"]
     assert found.forms == ["dtype: f32[2] -> f64[2]", "shape: f32[2] -> f32[3]"]

@@ -86,6 +86,11 @@ def test_what_would_be_lost_is_refused_before_anything_is_written(make, error, w
     assert os.listdir(tmp_path) == []
 
 
+def test_a_traced_array_is_refused_by_path(tmp_path):
+    with pytest.raises(FileError, match=r"at a: f32\[2\]"):
+        jax.jit(lambda x: pm.save(tmp_path / "file", {"a": x}))(jnp.ones(2))
+
+
 OF_TWO = r"""
 import sys
 import jax

@@ -110,6 +110,8 @@ def test_replace_converts_checks_and_divides_again():
         assert len(jax.tree.leaves(trees.Holder(first).replace(content=then))) == leaves
     if sys.version_info >= (3, 13):
         assert copy.replace(layer, name="c").name == "c"
+    with pytest.raises(FieldError, match=r"Affine\.replace.*wieght.*weight"):
+        affine().replace(wieght=ramp(2))
 
 
 def test_an_instance_that_is_being_built_is_an_ordinary_object():

@@ -87,39 +87,6 @@ def test_tree_at(eqx, form):
     return changed, net
 
 
-EQUAL_PAIRS = {
-    "same": (lambda: (ramp(2), 1, "a"), lambda: (ramp(2), 1, "a")),
-    "values": (lambda: ramp(2), lambda: ramp(2) + 1),
-    "shapes": (lambda: ramp(2), lambda: ramp(2, 1)),
-    "dtypes": (lambda: ramp(2), lambda: ramp(2).astype(jnp.float16)),
-    "jax and numpy": (lambda: jnp.arange(3), lambda: np.arange(3, dtype=np.int32)),
-    "int and float": (lambda: 1, lambda: 1.0),
-    "bool and int": (lambda: True, lambda: 1),
-    "array and number": (lambda: jnp.float32(1.0), lambda: 1.0),
-    "list and tuple": (lambda: [1, 2], lambda: (1, 2)),
-    "None": (lambda: [None, 1], lambda: [1, None]),
-    "nan": (lambda: jnp.float32("nan"), lambda: jnp.float32("nan")),
-    "close": (lambda: jnp.float32(1.0), lambda: jnp.float32(1.001)),
-    "close numbers": (lambda: 1.0, lambda: 1.001),
-    "close integers": (lambda: jnp.asarray(1000), lambda: jnp.asarray(1001)),
-    "empty": (lambda: jnp.zeros((0, 2)), lambda: jnp.ones((0, 2))),
-}
-
-
-@pytest.mark.parametrize("pair", EQUAL_PAIRS)
-@same_under_both_imports
-def test_tree_equal(eqx, pair):
-    """Equal means structure, shape, dtype and value, with `typematch`, `rtol` and `atol`."""
-    one, two = (make() for make in EQUAL_PAIRS[pair])
-    return [
-        bool(eqx.tree_equal(one, two)),
-        bool(eqx.tree_equal(two, one)),
-        bool(eqx.tree_equal(one, two, typematch=True)),
-        bool(eqx.tree_equal(one, two, rtol=1e-2)),
-        bool(eqx.tree_equal(one, two, atol=1e-2)),
-    ]
-
-
 PRINTED = {
     "arrays": lambda eqx: [ramp(2, 3), jnp.int32(1), jnp.zeros((0,), jnp.bfloat16)],
     "more dtypes": lambda eqx: [

@@ -212,6 +212,7 @@ def test_split_chooses_entries_by_kind_and_path(select, shapes):
 
 UNSEEDED = pm.make_with_state(Layers)()[1]
 REFUSED = {
+    "no key": (lambda m, s: UNSEEDED.next_key(m.first.stream), r"first\.stream"),
     "no key, split": (lambda m, s: UNSEEDED.split(2), r"first\.stream"),
     "a split stream": (lambda m, s: s.split(4).next_key(m.first.stream), r"first\.stream"),
     "split again": (lambda m, s: s.split(3, "rest[1]").split(4), r"rest\[1\]\.stream"),
