@@ -57,7 +57,6 @@ def test_numbers_are_subtracted_without_overflow(dtype):
 
 @pytest.mark.parametrize(("x", "y"), [(jnp.nan, 1.0), (1.0, jnp.nan), (jnp.inf, -jnp.inf)])
 def test_what_is_not_finite_differs_from_other_numbers(x, y):
-    """On either side."""
     (line,) = pm.diff({"x": jnp.array([x, 2])}, {"x": jnp.array([y, 2])}).values
     assert line.startswith("x: 1 of 2 differ")
 

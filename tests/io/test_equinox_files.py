@@ -250,7 +250,6 @@ DAMAGED |= {"next": (DATA[:152], 1), "end": (DATA[:-3], 2), "zip": (ZIP.getvalue
 
 @pytest.mark.parametrize(("data", "number"), DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_file_is_told_with_the_path(data, number, tmp_path):
-    """Cut, or of another kind."""
     (tmp_path / "model.eqx").write_bytes(data)
     with pytest.raises(FileError, match=rf"at \[{number}\]"):
         tree_deserialise_leaves(tmp_path / "model", [jnp.zeros((2, 3)), 0.0, np.zeros(3, int)])

@@ -18,7 +18,6 @@ from tests.helpers.trees import ramp
 
 
 def test_metadata_that_json_does_not_have_are_refused(tmp_path):
-    """Before anything is written."""
     itself, deep = [], []
     itself.append(itself)
     for _ in range(100_000):

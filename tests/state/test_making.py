@@ -167,6 +167,5 @@ REFUSED = {
 
 @pytest.mark.parametrize(("call", "match"), REFUSED.values(), ids=REFUSED)
 def test_what_would_share_or_lose_a_value_is_refused(call, match):
-    """By the path of its token."""
     with pytest.raises((StateError, ArgumentError), match=match):
         call()
