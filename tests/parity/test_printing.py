@@ -1,4 +1,4 @@
-"""Editing, comparing, checking and printing trees."""
+"""Printing trees."""
 
 import dataclasses
 import functools as ft
@@ -37,54 +37,8 @@ def make_net(eqx):
         extra: dict
         scale: float = 1.0
 
-        @property
-        def first(self):
-            return self.layers[0]
-
     layers = [Layer(ramp(2), ramp(1)), Layer(ramp(3), None)]
     return Net(layers, Layer(ramp(4), ramp(4) + 1), {"a": jnp.int32(1), "b": (2, 3)})
-
-
-TREE_AT_FORMS = {
-    "one leaf": lambda eqx, net: eqx.tree_at(lambda n: n.head.weight, net, ramp(5)),
-    "through a list": lambda eqx, net: eqx.tree_at(lambda n: n.layers[1].weight, net, 3.0),
-    "by replace_fn": lambda eqx, net: eqx.tree_at(
-        lambda n: n.head.weight, net, replace_fn=lambda w: 2 * w
-    ),
-    "keyword replace": lambda eqx, net: eqx.tree_at(lambda n: n.scale, net, replace=None),
-    "a whole module": lambda eqx, net: eqx.tree_at(lambda n: n.layers[0], net, net.head),
-    "a leaf by a module": lambda eqx, net: eqx.tree_at(lambda n: n.scale, net, net.head),
-    "a list by replace_fn": lambda eqx, net: eqx.tree_at(
-        lambda n: n.layers, net, replace_fn=lambda layers: layers[::-1]
-    ),
-    "several leaves": lambda eqx, net: eqx.tree_at(
-        lambda n: (n.head.weight, n.extra["a"]), net, (1, 2)
-    ),
-    "several by replace_fn": lambda eqx, net: eqx.tree_at(
-        lambda n: [n.head.weight, n.layers[0].bias], net, replace_fn=jnp.exp
-    ),
-    "several of several depths": lambda eqx, net: eqx.tree_at(
-        lambda n: (n.head, n.layers[0].weight), net, (0, 1)
-    ),
-    "a None": lambda eqx, net: eqx.tree_at(
-        lambda n: n.layers[1].bias, net, ramp(3), is_leaf=lambda x: x is None
-    ),
-    "None and a leaf": lambda eqx, net: eqx.tree_at(
-        lambda n: (n.layers[1].bias, n.layers[0].bias), net, (1, 2), is_leaf=lambda x: x is None
-    ),
-    "the root": lambda eqx, net: eqx.tree_at(lambda n: n, net, 1),
-    "nothing": lambda eqx, net: eqx.tree_at(lambda n: (), net, ()),
-    "through a property": lambda eqx, net: eqx.tree_at(lambda n: n.first.weight, net, 1),
-}
-
-
-@pytest.mark.parametrize("form", TREE_AT_FORMS)
-@same_under_both_imports
-def test_tree_at(eqx, form):
-    """`tree_at` changes the nodes that `where` names, in a new tree, and not in the old one."""
-    net = make_net(eqx)
-    changed = TREE_AT_FORMS[form](eqx, net)
-    return changed, net
 
 
 PRINTED = {
