@@ -6,3 +6,9 @@ import pytest
 @pytest.fixture
 def torch():
     return pytest.importorskip("torch", reason="compares with PyTorch: tasks.py install peers")
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Where a file will be."""
+    return tmp_path / "model.safetensors"

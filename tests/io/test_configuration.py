@@ -83,7 +83,6 @@ def differences(folder, tree, like, **options):
 )
 @pytest.mark.filterwarnings("ignore:.*static")
 def test_a_difference_is_told_where_the_text_can_tell(a, b, is_same, tmp_path):
-    """Both texts, of `like` and of the file."""
     weight = np.zeros(1, np.float32)
     found = differences(tmp_path, Configured(weight, a), Configured(weight, b))
 
@@ -188,15 +187,10 @@ def optimizer(name):
     return pm.Optimizer(rules).init({"a": linear(), "b": linear()})
 
 
-def two(kind):
-    return kind(lambda key: nn.Linear(3, 3, key=key), 2, key=KEY)
-
-
 ALIKE = {
     "the size of a cache": lambda: (attention(8), attention(16)),
     "the name of a token": lambda: (norm(lambda: nn.BatchNorm(2)), norm(lambda: [nn.BatchNorm(2)])),
     "the labels of an Optimizer": lambda: (optimizer("a"), optimizer("b")),
-    "a Stack or an Ensemble": lambda: (two(nn.Stack), two(nn.Ensemble)),
     "a list or a tuple": lambda: ([linear(), {"a": linear()}], (linear(), {"a": linear()})),
 }
 

@@ -29,11 +29,6 @@ WITHOUT_CODE = [
 DTYPES = [x for x in (*CODED, *WITHOUT_CODE) if x == "bool" or hasattr(jnp, x)]
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "model.safetensors"
-
-
 def array_of(dtype, *shape):
     """Random bits: among them NaN with payloads, infinities, and a negative zero."""
     dtype, size = jnp.dtype(dtype), int(np.prod(shape))

@@ -25,6 +25,7 @@ def test_each_kind_of_difference_has_its_list():
     found = pm.diff(one, two | {"same": np.ones(2, "f"), "text": "b", "number": 4})
 
     assert found
+    assert str(found).startswith("Diff: 1 added, 1 removed, 3 configuration, 2 forms, 3 values\n")
     assert found.added == ["new: f32[2]"]
     assert found.removed == ["gone: f32[2]"]
     assert found.forms == ["dtype: f32[2] -> f64[2]", "shape: f32[2] -> f32[3]"]
@@ -56,7 +57,6 @@ def test_numbers_are_subtracted_without_overflow(dtype):
 
 @pytest.mark.parametrize(("x", "y"), [(jnp.nan, 1.0), (1.0, jnp.nan), (jnp.inf, -jnp.inf)])
 def test_what_is_not_finite_differs_from_other_numbers(x, y):
-    """On either side."""
     (line,) = pm.diff({"x": jnp.array([x, 2])}, {"x": jnp.array([y, 2])}).values
     assert line.startswith("x: 1 of 2 differ")
 

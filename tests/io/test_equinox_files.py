@@ -201,19 +201,6 @@ def test_a_filter_spec_leaves_leaves_out(spec):
     assert read(written((1.0, 2.0)), (0.0, 5.0), filter_spec=reading) == (1.0, 5.0)
 
 
-def test_a_filter_spec_may_have_a_function_for_each_leaf():
-    """Made by a tree map, with one layer left out."""
-    files = []
-    for lib in (eqx, pm):
-        model = lib.nn.Sequential([lib.nn.Linear(3, n, key=KEYS[0]) for n in (2, 1)])
-        model = jax.tree.map(jnp.zeros_like, model)
-        spec = jax.tree.map(lambda _: eqx.default_serialise_filter_spec, model)
-        spec = lib.tree_at(lambda m: m.layers[0], spec, replace=lambda file, leaf: None)
-        files.append(written(model, lib, filter_spec=spec))
-
-    assert files == [written([jnp.zeros((1, 3)), jnp.zeros(1)])] * 2
-
-
 @pytest.mark.parametrize("name", ["model", "model.v2", "a.d/b"])
 def test_an_ending_is_added_to_a_name_without(name, tmp_path):
     """As Equinox does: each library finds the other's file, and replaces it."""
@@ -263,7 +250,6 @@ DAMAGED |= {"next": (DATA[:152], 1), "end": (DATA[:-3], 2), "zip": (ZIP.getvalue
 
 @pytest.mark.parametrize(("data", "number"), DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_file_is_told_with_the_path(data, number, tmp_path):
-    """Cut, or of another kind."""
     (tmp_path / "model.eqx").write_bytes(data)
     with pytest.raises(FileError, match=rf"at \[{number}\]"):
         tree_deserialise_leaves(tmp_path / "model", [jnp.zeros((2, 3)), 0.0, np.zeros(3, int)])

@@ -31,11 +31,6 @@ SLOW = pytest.mark.slow
 
 
 @pytest.fixture
-def path(tmp_path):
-    return tmp_path / NAME
-
-
-@pytest.fixture
 def watched():
     """What hangs becomes an error."""
     before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it hangs"))
@@ -373,7 +368,6 @@ def test_the_data_is_on_the_disk_before_the_name(path, monkeypatch, write, read)
 
 @writers
 def test_what_a_link_leads_to_is_replaced(path, write, read):
-    """The link stays."""
     (path.parent / "folder").mkdir()
     path.symlink_to("folder/file")
     for number in (1, 2):

@@ -18,7 +18,6 @@ from tests.helpers.trees import ramp
 
 
 def test_metadata_that_json_does_not_have_are_refused(tmp_path):
-    """Before anything is written."""
     itself, deep = [], []
     itself.append(itself)
     for _ in range(100_000):
@@ -89,6 +88,11 @@ def test_what_would_be_lost_is_refused_before_anything_is_written(make, error, w
     with pytest.raises(error, match=word):
         pm.save(tmp_path / "file", make())
     assert os.listdir(tmp_path) == []
+
+
+def test_a_traced_array_is_refused_by_path(tmp_path):
+    with pytest.raises(FileError, match=r"at a: f32\[2\]"):
+        jax.jit(lambda x: pm.save(tmp_path / "file", {"a": x}))(jnp.ones(2))
 
 
 OF_TWO = r"""

@@ -203,6 +203,8 @@ REFUSED = [
     (lambda: pm.field(static=True, role="lora"), FieldError, "role|lora"),
     (lambda: pm.field(static=True, constraint=positive), FieldError, "constraint|positive"),
     (lambda: pm.field(constraint=jnp.exp), FieldError, "exp"),
+    # A field that is trained, with a function of ours as its default.
+    (lambda: new(fields={"mean": object}, mean=pm.buffer), FieldError, r"Made\.mean"),
     # It was accepted, and the first transform failed: "object.__new__(Layer) is not safe".
     (lambda: new(pm.Module, dict), TypeError, "lay-out conflict"),
     # It cannot be both; a subclass provides it.

@@ -47,26 +47,11 @@ def test_defaults_are_shared_and_factories_are_called():
     assert trees.Factories().parts is not trees.Factories().parts
     assert trees.Factories([1]).parts == [1]
     assert trees.Defaults(1.0, 5.0).scale == 5.0
-    # Also a field that an own `__init__` does not set.
+    # Also a field that an own `__init__` does not set; a function is no method of the class.
     made = trees.DefaultsUnderOwnInit(2)
     assert (made.scale, made.act, len(jax.tree.leaves(made))) == (2.0, double, 2)
-
-
-def test_a_function_as_the_default_of_a_field_is_a_value():
-    """And no method, also where the class's own `__init__` does not set it."""
-
-    class Own(pm.Module):
-        act: object = pm.field(default=jnp.tanh)
-        other: object = abs
-        third: object = lambda x: x
-
-        def __init__(self):
-            pass
-
-    made = Own()
-    assert made.act is Own.act is jnp.tanh
-    assert made.other is Own.other is abs
-    assert (made.third(3), Own.third(3)) == (3, 3)
+    own = new(fields={"act": object}, act=pm.field(default=double), __init__=lambda self: None)
+    assert own().act is own.act is trees.DefaultsUnderOwnInit.act is double
 
 
 def test_a_class_attribute_that_is_assigned_later_hides_no_field():
@@ -125,6 +110,8 @@ def test_replace_converts_checks_and_divides_again():
         assert len(jax.tree.leaves(trees.Holder(first).replace(content=then))) == leaves
     if sys.version_info >= (3, 13):
         assert copy.replace(layer, name="c").name == "c"
+    with pytest.raises(FieldError, match=r"Affine\.replace.*wieght.*weight"):
+        affine().replace(wieght=ramp(2))
 
 
 def test_an_instance_that_is_being_built_is_an_ordinary_object():

@@ -152,6 +152,7 @@ NET, OF_NET = pm.make_with_state(lambda: {"first": Counter()})()
 REFUSED = {
     "one token at two paths": (lambda: pm.State({"a": [TOKEN], "b": TOKEN}), r"\['a'\]\[0\]"),
     "two layers of one name": (lambda: THEIRS.fill([ONE, copy.deepcopy(ONE)]), r"\[0\]\.count"),
+    "a layer for its class": (lambda: pm.make_with_state(nn.BatchNorm(2)), "make_with_state"),
     "a substate of two paths": (lambda: THEIRS.substate([ONE, ONE]), r"\[0\]\.count"),
     "models that have a State": (lambda: pm.make_with_state(lambda: [ONE])(), r"\[0\]\.count"),
     "streams that have one": (lambda: pm.make_with_state(lambda: STREAMS)(), r"\[0\]"),
@@ -166,6 +167,5 @@ REFUSED = {
 
 @pytest.mark.parametrize(("call", "match"), REFUSED.values(), ids=REFUSED)
 def test_what_would_share_or_lose_a_value_is_refused(call, match):
-    """By the path of its token."""
     with pytest.raises((StateError, ArgumentError), match=match):
         call()

@@ -222,6 +222,5 @@ REFUSED = {
 
 @pytest.mark.parametrize(("call", "match"), REFUSED.values(), ids=REFUSED)
 def test_what_would_give_no_keys_or_the_same_is_refused(call, match):
-    """By the name of the stream."""
     with pytest.raises(StateError, match=match):
         call(*make())

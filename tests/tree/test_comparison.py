@@ -27,6 +27,7 @@ def test_a_tree_equals_itself():
         (jax.random.key(0), jax.random.key(1), jax.Array),
         ([np.ones(2, np.float32), ramp(2)], [np.ones(2, np.float32), ramp(2)], jax.Array),
         (np.float32(2), jnp.asarray(2.0), jax.Array),
+        (jnp.zeros((0, 2)), jnp.ones((0, 2)), jax.Array),
         (np.ones(2), np.ones(2), bool),
         (1, 1.0, bool),
     ],
@@ -69,19 +70,35 @@ def test_equality_of_modules_is_one_bool():
 @pytest.mark.parametrize(
     ("a", "b"),
     [
+        (ramp(2), ramp(2).astype(jnp.bfloat16)),
+        (jnp.asarray(1.0), 1.0),
         (None, 0),
+        ([None, 1], [1, None]),
+        (ramp(2), ramp(2, 1)),
+        ([1], (1,)),
         (Pair(1, 2), (1, 2)),
         (Static(1, 2), Static(1, 3)),
         (OwnInit(2), OwnInit(2, use_bias=False)),
         (jax.random.key(0), jax.random.key(1)),
+        (jnp.asarray(np.nan), jnp.asarray(np.nan)),
         (Affine, Affine(1, 2)),
     ],
 )
 def test_differences_are_seen(a, b):
-    """Type, structure and configuration; tests/parity has dtypes, values and tolerances."""
+    """Type, structure, configuration, dtype and value all count; NaN equals nothing."""
     assert not pm.tree_equal(a, b)
     assert not pm.tree_equal([b, 1], [a, 1])
     assert not pm.tree_equal(a, a, b)
+
+
+def test_tolerances_and_types():
+    """rtol and atol are for floating arrays; numbers of two types are equal if none asks."""
+    a, b = jnp.asarray([1.0, 100.0]), jnp.asarray([1.001, 100.1])
+    assert pm.tree_equal(a, b, atol=0.2)
+    assert not pm.tree_equal(a, b, atol=1e-2)
+    assert not pm.tree_equal(jnp.asarray(1), jnp.asarray(2), rtol=10.0)
+    assert pm.tree_equal(1, True)
+    assert pm.tree_equal(1, True, typematch=True) is False
 
 
 def test_tangents_of_integers_are_equal_by_their_shapes():

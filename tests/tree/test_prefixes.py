@@ -49,10 +49,7 @@ def test_a_misspelt_path_is_an_error():
     assert pm.by({Pair: 1, pm.select.role("no"): 1, ...: 2})(TREE)["b"] == 2
 
 
-def test_rules_and_modules_in_a_prefix():
-    """A rule is resolved against its subtree; a Module may be made by tree_map and surgery."""
-    prefix = {"a": [False, pm.by({"weight": True, ...: False})], "b": True}
-    assert jax.tree.leaves(pm.filter(TREE, prefix)) == [3, 6]
+def test_a_module_as_prefix_may_be_made_by_tree_map_and_surgery():
     layer = OwnInit(2)
     prefix = pm.tree_at(lambda m: m.weight, jax.tree.map(lambda _: False, layer), True)
     assert len(jax.tree.leaves(pm.filter(layer, prefix))) == 1

@@ -2,25 +2,36 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
 import pytreemod as pm
-from tests.helpers.trees import Affine, Holder, affine, double, ramp
+from tests.helpers.trees import Affine, Holder, OwnInit, Pair, affine, double, ramp
 
 
 @pytest.mark.parametrize(
     ("tree", "text"),
     [
-        (jax.random.key(0), "key<fry>[]"),
-        (Affine, "tests.helpers.trees.Affine"),
-        (pm.filter_jit(double), "<filter_jit of double>"),
+        (affine(), "Affine(weight=f32[2,3], bias=f32[2])"),
+        (OwnInit(2), "OwnInit(weight=f32[2], bias=f32[2], size=2)"),
+        (
+            Holder([1, "a", None, Pair(True, 2j)]),
+            "Holder(content=[1, 'a', None, Pair(first=True, second=2j)])",
+        ),
+        (Holder(jnp.asarray(1)), "Holder(content=weak_i32[])"),
+        (Holder(np.ones((2, 1))), "Holder(content=f64[2,1](numpy))"),
+        (Holder(jax.random.key(0)), "Holder(content=key<fry>[])"),
+        (Holder(Affine), "Holder(content=tests.helpers.trees.Affine)"),
+        (Holder(double), "Holder(content=<function double>)"),
+        (Holder(pm.filter_jit(double)), "Holder(content=<filter_jit of double>)"),
+        ({"a": affine(), "b": ()}, "{'a': Affine(weight=f32[2,3], bias=f32[2]), 'b': ()}"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_what_each_leaf_prints_as(tree, text):
-    """tests/parity has arrays, containers and Modules."""
-    assert pm.tree_pformat(Holder(tree)) == f"Holder(content={text})"
+def test_arrays_are_short_and_fields_are_named(tree, text):
+    """A Module prints as its class with its fields; arrays as dtype and shape."""
+    assert pm.tree_pformat(tree, width=200) == text
 
 
 KEY = jax.random.key(0)

@@ -21,12 +21,8 @@ def test_a_selector_sees_the_leaves_that_is_leaf_makes():
     tree = [Affine(1, 2), None, 3]
     selector = pm.select.type(Affine)
 
-    assert pm.filter(tree, selector) == [Affine(1, 2), None, None]
-    assert pm.filter(tree, selector, is_leaf=lambda x: isinstance(x, Affine)) == [
-        Affine(1, 2),
-        None,
-        None,
-    ]
+    for is_leaf in (None, lambda x: isinstance(x, Affine)):
+        assert pm.filter(tree, selector, is_leaf=is_leaf) == [Affine(1, 2), None, None]
     assert selector.mask(tree, lambda x: x is None) == [True, True, False, False]
 
 

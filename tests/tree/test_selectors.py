@@ -25,7 +25,8 @@ def model():
 
 def picked(selector):
     mask = pm.filter(model(), selector, replace=-1)
-    return [NAMES[int(leaf)] for leaf in jax.tree.leaves(mask) if leaf != -1]
+    leaves = zip(NAMES, jax.tree.leaves(mask), strict=True)
+    return [name for name, leaf in leaves if leaf != -1]
 
 
 @pytest.mark.parametrize(

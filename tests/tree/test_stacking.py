@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 
 import pytreemod as pm
-from pytreemod import nn
 from pytreemod.errors import ArgumentError, ShapeError, StructureError
 from tests.helpers.comparing import assert_same
 from tests.helpers.laws import law, trees
@@ -31,21 +30,11 @@ def test_unstack_undoes_stack(tree, count, data):
     axis = data.draw(st.integers(-rank - 1, rank))
     members = [changed(i) for i in range(count)]
 
-    stacked = pm.stack(members, axis)
+    stacked = pm.stack(iter(members), axis)
     assert pm.tree_equal(pm.unstack(stacked, axis), members)
     for i, member in enumerate(members):
         slices = [np.take(np.asarray(x), i, axis) for x in arrays(stacked)]
         assert all(map(np.array_equal, slices, arrays(member)))
-
-
-def test_stacked_layers_are_those_that_vmap_builds(key):
-    """stack of layers built one by one == filter_vmap of their constructor."""
-    keys = jax.random.split(key, 3)
-
-    def make(key):
-        return nn.Linear(2, 3, key=key)
-
-    assert_same(pm.stack(make(key) for key in keys), pm.filter_vmap(make)(keys))
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,14 @@ from tests.labels import label
 weight = lambda m: m.weight  # noqa: E731
 
 
+@pytest.mark.parametrize("new", [None, (), [1, [2]], {"a": 1}, Affine(1, 2), "text", 3])
+def test_the_new_node_may_have_any_structure(new):
+    """A leaf may become a subtree, and a subtree a leaf, None included."""
+    assert pm.tree_at(lambda t: t[1], [1, (2, 3)], new) == [1, new]
+    assert pm.tree_at(lambda t: t[0].bias, [Affine(1, 2)], new)[0].bias is new
+    assert pm.tree_at(lambda t: t, affine(), new) is new
+
+
 def test_configuration_can_be_replaced():
     """Static fields, functions and strings are reached as data is, and stay configuration."""
     layer = Static(ramp(2), 3)
