@@ -25,7 +25,7 @@ from benchmarks.measuring import UNROLLED, Burst, repeating, unrolled
 from benchmarks.tables import Benchmark, Row, raced
 
 LIMIT = 3.0
-FUNCTION_LIMIT = 4.0
+FUNCTION_LIMIT = OWN_LIMIT = 4.0
 STATIC_LIMIT = 2.0
 LAYER_LIMIT = 1.0
 DATACLASS = "dataclass"
@@ -262,11 +262,12 @@ class Style:
     plain: type
     module: Callable[[Any], type]
     in_nnx: bool = True
+    limit: float = LIMIT
 
 
 STYLES = (
     Style("5 fields, generated __init__", Plain, with_written_init),
-    Style("5 fields, own __init__", Plain, with_own_init),
+    Style("5 fields, own __init__", Plain, with_own_init, limit=OWN_LIMIT),
     Style("5 fields, all data", Plain, all_data),
     Style("5 fields and a check", PlainChecked, with_check, in_nnx=False),
 )
@@ -303,7 +304,7 @@ def rows(quick: bool) -> Iterator[Row]:
         if style.in_nnx:
             bursts |= {name: making(nnx_class(lib), values) for name, lib in nnx.items()}
         bursts |= {name: making(style.module(lib), values) for name, lib in libraries.items()}
-        yield raced(style.label, bursts, rounds=rounds, share=1 / UNROLLED, limit=LIMIT)
+        yield raced(style.label, bursts, rounds=rounds, share=1 / UNROLLED, limit=style.limit)
     for is_static in (False, True):
         for own in (False, True):
             kind = "static function" if is_static else "function in a field"

@@ -59,7 +59,7 @@ def rebuilding(tree: Any) -> Burst:
 
 
 HALVES: dict[str, Callable[[Any], Burst]] = {"flatten": flattening, "unflatten": unflattening}
-LIMIT = 1.4
+LIMIT = 1.6
 
 
 def rows(quick: bool) -> Iterator[Row]:

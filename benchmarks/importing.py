@@ -20,7 +20,7 @@ from benchmarks.tables import SAME, Benchmark, Row, with_unit
 
 JAX = "import jax"
 PART = "jaxtyping"
-LIMIT = 0.05
+LIMIT = 0.04
 MILLISECOND = 1e-3
 LAYERS = "pytreemod.nn"
 PROGRAM = """
