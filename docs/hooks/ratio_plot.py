@@ -1,6 +1,6 @@
 """A plot of the measured ratios, from the output of the benchmarks.
 
-python -m benchmarks --only dispatch flattening construction --json > benchmarks/results/calls.json
+python -m benchmarks --json > benchmarks/results/jax-0.10.json
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from svg import element, figure, line, picture, words
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "calls.json"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "jax-0.10.json"
 
 ROWS = (
     ("dispatch", "returns the updated model, 42 arrays", "A jitted call that returns the model"),

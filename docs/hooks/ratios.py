@@ -1,6 +1,6 @@
 """Puts measured ratios into pages: `<!-- ratio: dispatch | label | library -->` marks a place.
 
-The label is that of a row in `benchmarks/results/calls.json`, so a page has no number of its own.
+The label is that of a row in `benchmarks/results/jax-0.10.json`: a page has no number of its own.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import __main__ as runner
+from benchmarks.medians import as_markdown
 
 pytestmark = [pytest.mark.collects, pytest.mark.slow]
 pytest.importorskip("optax", reason="the benchmarks train with optax")
@@ -32,6 +33,13 @@ def test_the_runner_prints_tables_as_json(capfd):
     (table,) = json.loads(capfd.readouterr().out).values()
     assert table["surroundings"]["jax"] == jax.__version__
     assert {"label", "target", "met", "dicts", "pytreemod"} <= {*table["rows"][0]}
+
+
+@pytest.mark.parametrize("name", ["jax-0.10", "jax-0.12"])
+def test_the_readme_has_the_stored_results(name):
+    """As `python -m benchmarks.medians` prints them."""
+    results = json.loads((runner.ROOT / f"benchmarks/results/{name}.json").read_text("utf-8"))
+    assert as_markdown(results) in (runner.ROOT / "benchmarks/README.md").read_text("utf-8")
 
 
 def test_compiled_programs_are_those_written_by_hand():
