@@ -15,7 +15,8 @@ from benchmarks.tables import heading, short, with_unit
 def as_markdown(results: Mapping[str, Any]) -> str:
     """Return the tables of one file of results, below a heading with the versions."""
     first = next(iter(results.values()))
-    parts = [f"### {heading(first['surroundings'])}"]
+    versions, others = heading(first["surroundings"]).split(", cpu")
+    parts = [f"### {versions}", f"CPU{others}."]
     return "\n\n".join([*parts, *("\n".join(_table(each)) for each in results.values())]) + "\n"
 
 
