@@ -160,6 +160,8 @@ def test_init_subclass_and_new_work_as_ever():
     class Sub(registered, tag="here"): ...
 
     assert (tags, Sub(1).x) == (["here"], 1)
+    # Python's own rule: what is no instance of the class is returned as it is.
+    assert new(fields={"x": int}, __new__=lambda cls, x: [x])(3) == [3]
 
 
 def test_a_post_init_that_does_not_run_is_told():
