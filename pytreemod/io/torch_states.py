@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
+from operator import itemgetter, methodcaller
 from typing import Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
@@ -239,11 +240,7 @@ def _join(*words: str) -> str:
 
 def _of_conv(layer: Any) -> Layout:
     # A bias has an axis of size 1 for each spatial one, as in Equinox; PyTorch's is a vector.
-    axes = (1,) * layer.num_spatial_dims
-
-    def make(bias: Any) -> Any:
-        return bias.reshape(-1, *axes)
-
+    make = methodcaller("reshape", -1, *[1] * layer.num_spatial_dims)
     own = {"bias": Source(("bias",), (layer.out_channels,), make)}
     return own if layer.use_bias else {}
 
@@ -263,10 +260,15 @@ def _of_conv_transpose(layer: nn.ConvTranspose) -> Layout:
 
 
 def _of_prelu(layer: nn.PReLU) -> Layout:
-    def make(slope: Any) -> Any:
-        return slope.reshape(layer.shape)
-
+    make = methodcaller("reshape", layer.shape)
     return {"negative_slope": Source(("weight",), (prod(layer.shape),), make)}
+
+
+def _of_mlp(layer: nn.MLP) -> Layout:
+    # The arrays of an activation have axes for its units, which no layer of PyTorch has.
+    names = "activation", "final_activation"
+    found = [path for name in names for path, _ in _sources_of(getattr(layer, name), name)]
+    return {path: Source((path,)) for path in found}
 
 
 def _of_batch_norm(layer: nn.BatchNorm) -> Layout:
@@ -313,10 +315,7 @@ def _of_attention(layer: nn.MultiheadAttention) -> Layout:
 
 
 def _rows_of(name: str, own: slice, shape: tuple[int, ...]) -> Source:
-    def make(packed: Any) -> Any:
-        return packed[own]
-
-    return Source((name,), shape, make)
+    return Source((name,), shape, itemgetter(own))
 
 
 _LAYOUTS: dict[type, Callable[[Any], Layout]] = {
@@ -324,6 +323,7 @@ _LAYOUTS: dict[type, Callable[[Any], Layout]] = {
     nn.ConvTranspose: _of_conv_transpose,
     nn.Conv: _of_conv,
     nn.PReLU: _of_prelu,
+    nn.MLP: _of_mlp,
     nn.BatchNorm: _of_batch_norm,
     nn.GRUCell: _of_gru,
     nn.LSTMCell: _of_cell,

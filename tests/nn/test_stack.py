@@ -163,7 +163,7 @@ def test_stacks_nest():
 def layer_by_hand(params, x):
     weight, bias = params
     product = jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())))
-    return x + 0.5 * jnp.tanh(product + bias[None])
+    return x + 0.5 * jnp.tanh(product + jnp.broadcast_to(bias, product.shape))
 
 
 def by_hand(arrays, x, wrap=lambda f: f, **options):
