@@ -123,22 +123,29 @@ def filter_while_loop(
     def make() -> Any:
         fns_of = fns.assembler()
 
+        def goes_on(state: Any) -> Any:
+            own, values = state
+            return tracked(fns_of(own)[0])(structure.assemble(values))
+
+        def step(state: Any) -> Any:
+            own, values = state
+            after = tracked(fns_of(own)[1])(structure.assemble(values))
+            return own, returned(where, "val", structure, values, after)
+
         def run(own: list[Any], values: list[Any]) -> Any:
-            test, body = map(tracked, fns_of(own))
+            def test(values: list[Any]) -> Any:
+                return goes_on((own, values))
 
-            def goes_on(values: list[Any]) -> Any:
-                return test(structure.assemble(values))
-
-            def step(values: list[Any]) -> list[Any]:
-                after = body(structure.assemble(values))
-                return returned(where, "val", structure, values, after)
+            def body(values: list[Any]) -> list[Any]:
+                return step((own, values))[1]
 
             if not is_counted:
-                return None, _lax.while_loop(goes_on, step, values)
-            return counted_loop(kind, goes_on, step, values, max_steps, checkpoints)
+                # The arrays of the functions are carried: captured, they would be constants.
+                return None, _lax.while_loop(goes_on, step, (own, values))[1]
+            return counted_loop(kind, test, body, values, max_steps, checkpoints)
 
-        # So that calls outside of a program find it again.
-        return jax.jit(run, inline=True)
+        # So that calls outside of a program find it again, as JAX's own loop does.
+        return jax.jit(run, inline=True) if is_counted else run
 
     run = fns.cached((where, structure, kind, is_counted, max_steps, checkpoints), make)
     steps, values = run(fns.arrays, values)

@@ -7,6 +7,8 @@ from tests.docs.pages import PAGES, ROOT, name_of
 # Not part of the site, so its own strict build does not check them.
 BESIDE = ("CHANGELOG.md", "examples/README.md", "benchmarks/README.md")
 EVERY = sorted({*PAGES, *(ROOT / name for name in BESIDE)})
+# Made at the build, by docs/hooks/repository.py.
+MADE = {ROOT / "docs/benchmarks.md": ROOT / "benchmarks/README.md"}
 
 _FENCED = re.compile(r"^( *)```.*?^\1```$", re.M | re.S)
 _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]+)\)")
@@ -37,6 +39,7 @@ def dead(page):
     for link in links_of(page.read_text(encoding="utf-8")):
         path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
+        target = MADE.get(target, target)
         if not target.exists() or (anchor and anchor not in anchors_of(target)):
             yield link
 
