@@ -50,9 +50,10 @@ def scale_and_shift(y: Array, weight: Array | None, bias: Array | None, dims: in
     """Multiply and add arrays that all examples share, along the axes before the last `dims`."""
 
     def along(values: Array | None) -> Array | None:
-        if values is None or not dims:
-            return None if values is None else as_dtype(values, y.dtype)
-        return as_dtype(values, y.dtype).reshape(*values.shape, *(1,) * dims)
+        if values is None:
+            return None
+        values = as_dtype(values, y.dtype)
+        return values.reshape(*values.shape, *(1,) * dims) if dims else values
 
     return add_shared(scale_shared(y, along(weight)), along(bias))
 
@@ -70,9 +71,9 @@ def initial_affine(
     dtype = float_dtype(dtype)
 
     def made(init: Initializer | None, plain: Any, key: Any, shape: Any) -> Any:
-        if shape is None or init is None:
-            return None if shape is None else plain(shape, dtype)
-        return jnp.asarray(init(key, shape, dtype))
+        if shape is None:
+            return None
+        return plain(shape, dtype) if init is None else jnp.asarray(init(key, shape, dtype))
 
     weight = made(weight_init, jnp.ones, keys[0], shapes[0])
     return weight, made(bias_init, jnp.zeros, keys[1], shapes[1])
