@@ -207,6 +207,27 @@ def test_a_checkpointed_scan_shows_what_its_steps_sow(reverse):
         assert_close(seen, {"x": xs})
 
 
+@pytest.mark.parametrize("options", [{}, *KINDS.values()], ids=["lax", *KINDS])
+def test_a_loop_is_found_again(options):
+    """Outside of compiled code, too; after an error in its body, but for JAX's own loop."""
+    traces, fails = [], bool(options)
+
+    def body(x):
+        traces.append(x)
+        if fails and len(traces) == 1:
+            raise RuntimeError("stop")
+        return 2 * x
+
+    run = ft.partial(pm.filter_while_loop, lambda x: x < 100.0, body, jnp.float32(1.0), **options)
+    if fails:
+        with pytest.raises(RuntimeError, match="stop"):
+            run()
+    assert [run(), run()] == [128.0, 128.0]
+    count = len(traces)
+    assert [run() for _ in range(5)] == [128.0] * 5
+    assert len(traces) == count
+
+
 def test_threads_share_a_loop():
     """Four at a time call one function: each gets the gradient for its own numbers."""
     start, grad = threading.Barrier(4), jax.grad(double_until)
