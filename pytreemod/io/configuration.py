@@ -23,7 +23,7 @@ from pytreemod.io.names import Place, nodes_above
 from pytreemod.nn.stacked_layers import Stacked
 from pytreemod.state.tokens import is_token
 from pytreemod.training.precision_rules import precisions_of
-from pytreemod.tree.instances import notes_of, schema_of, stored
+from pytreemod.tree.instances import is_module, notes_of, split_of, stored
 from pytreemod.tree.nodes import own_class
 from pytreemod.tree.paths import step_names
 from pytreemod.tree.predicates import NUMBERS, is_abstract
@@ -45,15 +45,15 @@ def configuration_of(places: Iterable[Place]) -> dict[str, str]:
 
 def _texts_of(place: Place) -> dict[str, str]:
     """Return the texts of one node, by field; that of the node itself has no name."""
-    node, schema = place.node, schema_of(place.node)
+    node = place.node
     values: dict[str, Any] = {}
     if place.children is None and not is_abstract(node) and not is_instance(node, NUMBERS):
         # A string, or a function, in the place of an array.
         values = {"": text_of(node)}
-    elif schema is not None and not is_token(node) and not is_instance(node, Stacked):
+    elif is_module(node) and not is_token(node) and not is_instance(node, Stacked):
         # What follows from the rest is compared with it.
-        data = {*schema.data_names(node), *getattr(node, "__derived__", ())}
-        fields = (each for each in schema.names(node) if each not in data)
+        data = {*split_of(node).data, *getattr(node, "__derived__", ())}
+        fields = (each for each in split_of(node).names if each not in data)
         values = {"": f"{_CLASS}{own_class(node).__name__}"}
         values |= {each: text_of(stored(node, each)) for each in fields}
         ties = notes_of(node).ties

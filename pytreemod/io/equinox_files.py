@@ -21,8 +21,8 @@ import numpy as np
 from pytreemod import nn
 from pytreemod.errors import FileError, describe
 from pytreemod.io.container import StrPath, replacement
-from pytreemod.tree.instances import stored
-from pytreemod.tree.nodes import children_of, schema_of
+from pytreemod.tree.instances import is_module, split_of, stored
+from pytreemod.tree.nodes import children_of
 from pytreemod.tree.paths import pattern_text
 from pytreemod.tree.predicates import NUMBERS, is_abstract
 from pytreemod.typing import IsLeaf, KeyPath, PyTree, class_of, is_instance, jtu
@@ -183,18 +183,18 @@ def _in_order(
 ) -> Iterator[tuple[KeyPath, Any, bool]]:
     """Yield what Equinox has as leaves, in its order, and whether it is a flag here."""
     children = None if is_leaf is not None and is_leaf(node) else children_of(node)
-    kind, schema = class_of(node), schema_of(node)
+    kind = class_of(node)
     # Equinox's users pass only arrays to optax, so its states have no flags.
     has_flags = has_flags and kind.__module__.partition(".")[0] != "optax"
     flags = [name for cls in kind.__mro__ if has_flags for name in _FLAGS.get(cls, ())]
     if children is None:
         yield path, node, False
-    elif schema is None or not flags:
+    elif not is_module(node) or not flags:
         for key, child in children:
             yield from _in_order(child, is_leaf, has_flags, (*path, key))
     else:
-        data = schema.data_names(node)
-        for name in schema.names(node):
+        data = split_of(node).data
+        for name in split_of(node).names:
             value, below = stored(node, name), (*path, jtu.GetAttrKey(name))
             if name in data:
                 yield from _in_order(value, is_leaf, has_flags, below)

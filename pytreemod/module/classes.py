@@ -32,7 +32,7 @@ from pytreemod.errors import (
 from pytreemod.module.fields import buffer, field, static_field
 from pytreemod.module.methods import BoundMethod, Method, as_method
 from pytreemod.module.reading import is_computed
-from pytreemod.module.references import referred, referring
+from pytreemod.module.references import JAX_FUNCTIONS, reduce_by_name
 from pytreemod.module.schema import Schema, fits
 from pytreemod.other_words import explain_argument
 from pytreemod.tree.comparison import are_equal
@@ -51,7 +51,7 @@ from pytreemod.tree.instances import (
     set_split,
     with_notes,
 )
-from pytreemod.tree.nodes import own_class
+from pytreemod.tree.nodes import children_of, own_class
 from pytreemod.tree.printing import rich_doc, short_text
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.typing import Tracer, class_of, is_instance, jtu
@@ -104,26 +104,21 @@ _PLAIN: set[type] = {bool, int, float, complex, str, bytes, type(None), types.Fu
 
 
 def _is_or_holds(value: Any, node: Any) -> bool:
-    """Whether a value is an instance, its method, or a container or Module with one of these.
+    """Whether a value is an instance, its method, or a node with one of these.
 
     Flattening it would never end. Deeper down, it could only be inside another Module, which was
     checked when that was built.
     """
-    kind = class_of(value)
-    if is_instance(value, jax.Array):
-        _PLAIN.add(kind)  # A class of JAX's, known from now on.
+    if is_instance(value, (jax.Array, *JAX_FUNCTIONS)):
+        _PLAIN.add(class_of(value))  # A class of JAX's, known from now on.
         return False
-    inside: Any = [getattr(value, "__wrapped__", None)]
-    if kind is list or kind is tuple:
-        inside = value
-    elif kind is dict:
-        inside = value.values()
-    elif is_instance(value, Stored):
-        inside = all_stored(value).values()
-    for each in (value, *inside):
-        if each is node or (class_of(each) is BoundMethod and each.args[0] is node):
-            return True
-    return False
+    if value is node:
+        return True
+    # JAX would sort the keys of a dict, which may be configuration.
+    inside = value if class_of(value) is dict else dict(children_of(value) or ())
+    return any(
+        x is node or (class_of(x) is BoundMethod and x.args[0] is node) for x in inside.values()
+    )
 
 
 def _refuse_change(node: Any, what: str, name: str) -> None:
@@ -223,10 +218,10 @@ class ModuleMeta(abc.ABCMeta):
             # Most instances: every field is set, and what divides them is known by their types.
             values = node.__stored__
             try:
-                split = schema.plain_splits.get(schema.types_of(values))
+                split = schema.splits.get(schema.types_of(values))
             except KeyError:
                 split = None
-            if split is not None and (not split.asked or fits(split, values)):
+            if split is not None and not split.computed and fits(split, values):
                 set_split(node, split)
                 for check in schema.checks:
                     check(node)
@@ -392,15 +387,6 @@ class _Later:
         return getattr(_vars(cls)["__module_schema__"], name)
 
 
-def _reduce_lazy_field(lazy: LazyField) -> Any:
-    # A function of JAX by its name, as in an instance, so that the two have one structure.
-    default = () if lazy.default is MISSING else (referring(lazy.default),)
-    return LazyField, (lazy.name, *default)
-
-
-copyreg.pickle(LazyField, _reduce_lazy_field)
-
-
 def _declare_again(cls: Any) -> None:
     """Put the fields of a pickled class where `dataclasses` looks for them."""
     fields: dict[str, Any] = _vars(cls).get("__dataclass_fields__", {})
@@ -542,8 +528,8 @@ class Module(_Assignable, metaclass=ModuleMeta):
     def __reduce__(self) -> Any:
         cls, (_, (split, notes, *_)) = own_class(self), flat_of(self)
         if _has_own_state(cls):
-            return _restore_state, (cls, referring(_own_state(self)), notes)
-        return _restore, (cls, referring(all_stored(self)), split.config, notes)
+            return _restore_state, (cls, _own_state(self), notes)
+        return _restore, (cls, all_stored(self), split.config, notes)
 
     def __deepcopy__(self: _M, memo: Any) -> _M:
         if _has_own_state(type(self)):
@@ -578,7 +564,7 @@ def _restore(cls: Any, values: Any, config: tuple[str, ...], notes: Any) -> Any:
         node = _new(cls)
         cls.__module_schema__.instances.append((node, values, config, notes))
         return node
-    schema, values = cls.__module_schema__, dict(referred(values))
+    schema, values = cls.__module_schema__, dict(values)
     unknown = [name for name in values if name not in schema.fields]
     if unknown:
         fact = f"pickle of {cls.__qualname__}: it has values of {unknown}, which are no fields now"
@@ -587,9 +573,13 @@ def _restore(cls: Any, values: Any, config: tuple[str, ...], notes: Any) -> Any:
     return schema.make(values, (*config, *schema.static), notes)
 
 
+for _kind in JAX_FUNCTIONS:
+    copyreg.pickle(_kind, reduce_by_name)
+
+
 def _restore_state(cls: Any, state: Any, notes: Any) -> Any:
     """Make an instance from a pickled state, by the class's own method."""
     node = _new(cls)
     set_state = getattr(node, "__setstate__", node.__stored__.update)
-    set_state(referred(state))
+    set_state(state)
     return with_notes(cls.__module_schema__.finish(node), **notes._asdict())

@@ -10,7 +10,6 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.reading import evaluate, is_computed
 from pytreemod.typing import class_of
@@ -119,7 +118,6 @@ def computed(fn: Callable[..., Any], *trees: Any) -> Any:
         `fn` and `trees`.
 
     Raises:
-        ArgumentError: if `fn` cannot be called.
         FieldError: if `fn` does not return an array.
 
     Examples:
@@ -131,6 +129,4 @@ def computed(fn: Callable[..., Any], *trees: Any) -> Any:
         >>> bool((pruned.weight == linear.weight * mask).all())
         True
     """
-    if not callable(fn):
-        raise ArgumentError("computed(fn)", "a function of arrays", describe(fn))
     return Function(fn, trees)

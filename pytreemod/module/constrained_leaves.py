@@ -16,21 +16,18 @@ from __future__ import annotations
 
 import functools as ft
 from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import FieldError, PytreemodError, ShapeError, describe, explain
+from pytreemod.errors import FieldError, ShapeError, describe, explain
 from pytreemod.module.computed_leaves import Computed
 from pytreemod.module.fields import AbstractConstraint, field
-from pytreemod.module.reading import evaluate, mapped, stacked_axes
+from pytreemod.module.reading import mapped, stacked_axes
 from pytreemod.tree.instances import Notes, with_notes
-from pytreemod.tree.predicates import is_array
-from pytreemod.tree.printing import array_doc
 from pytreemod.typing import Tracer, untyped_jax
 
 
@@ -66,10 +63,6 @@ class Constraint(AbstractConstraint):
     def inverse(self, constrained: Any) -> Any:
         """Return an array that `forward` maps to the value."""
 
-    def shape_of(self, unconstrained: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The shape of the value for an array of this shape; None if only `forward` knows."""
-        return unconstrained
-
     def refuse_traced(self, unconstrained: Any, is_right: Any, message: str) -> Any:
         """Return the array for a traced value, whose bound is known when the program runs."""
         return unconstrained
@@ -93,10 +86,14 @@ class Constraint(AbstractConstraint):
             value = value if is_traced or is_shape else jnp.asarray(value)
             if not jnp.issubdtype(value.dtype, jnp.floating):
                 raise FieldError(self._refusal("no floating-point numbers", value, where))
-            _check_shape(self, tuple(value.shape[axes:]), value, where)
             invert = cast("Any", ft.partial(_inverted, self, axes))  # pyright: ignore[reportUnknownArgumentType]
-            found = untyped_jax.eval_shape(invert, value) if is_shape else invert(value)
-            unconstrained, is_right = cast("tuple[Any, Any]", found)
+            try:
+                unconstrained, is_right = (
+                    jax.eval_shape(invert, value) if is_shape else invert(value)
+                )
+            except Exception as error:  # The functions of a bijection may raise anything.
+                fact = f"{where}: the constraint {self!r} has no value like {describe(value)}"
+                raise ShapeError(fact) from error
             if is_traced:
                 message = self._refusal("numbers outside", value, where)
                 unconstrained = self.refuse_traced(unconstrained, is_right, message)
@@ -117,26 +114,6 @@ class Constraint(AbstractConstraint):
         return explain(fact, hint=f"pm.constraints.{self!r}.forward(unconstrained)")
 
 
-def _check_shape(constraint: Constraint, shape: tuple[int, ...], value: Any, where: str) -> None:
-    """Refuse a shape that does not come back: a vector's length, or a square matrix."""
-    if not _comes_back(constraint, shape):
-        fact = f"{where}: the constraint {constraint!r} has no value like {describe(value)}"
-        raise ShapeError(fact)
-
-
-@ft.lru_cache(maxsize=1024)
-def _comes_back(constraint: Constraint, shape: tuple[int, ...]) -> bool:
-    def there_and_back(x: Any) -> Any:
-        return constraint.forward(constraint.inverse(x))
-
-    try:
-        again = jax.eval_shape(there_and_back, jax.ShapeDtypeStruct(shape, jnp.float32))
-    # The functions of a bijection may raise anything.
-    except Exception:
-        return False
-    return again.shape == shape
-
-
 def _with_answer(constraint: Constraint, value: Any) -> tuple[Any, Any]:
     """Return the unconstrained array, and whether the value is inside the bound."""
     # In float32 at least: the answer is about the value, not about its rounding on the way back.
@@ -144,6 +121,8 @@ def _with_answer(constraint: Constraint, value: Any) -> tuple[Any, Any]:
     with jax.default_matmul_precision("highest"):
         there = constraint.inverse(wide)
         again = constraint.forward(there)
+    if again.shape != wide.shape:
+        raise ValueError(f"it has the shape {again.shape}")
     # Half of the digits: a map may be steep, and its inverse loses as many.
     slack = float(untyped_jax.numpy.finfo(value.dtype).eps) ** 0.5
     is_close = jnp.abs(again - wide) <= slack * (1 + jnp.abs(wide))
@@ -170,24 +149,7 @@ class Constrained(Computed):
     def __pdoc__(self, **kwargs: Any) -> Any:
         import wadler_lindig as wl  # Here, as in `tree.printing`.
 
-        return wl.bracketed(
-            begin=wl.TextDoc(f"{self.constraint!r}("),
-            docs=list(self._contents(wl, kwargs)),
-            sep=wl.comma,
-            end=wl.TextDoc(")"),
-            indent=kwargs["indent"],
-        )
-
-    def _contents(self, wl: Any, kwargs: dict[str, Any]) -> Iterator[Any]:
-        leaf = self.unconstrained
-        if is_array(leaf) and kwargs["short_arrays"]:
-            shape = self.constraint.shape_of(tuple(leaf.shape))
-            yield wl.pdoc(leaf, **kwargs) if shape is None else array_doc(leaf, shape)
-            return
-        if is_array(leaf) and not isinstance(leaf, Tracer):
-            # Not for several models at once, whose values are computed one by one.
-            with suppress(PytreemodError):
-                yield wl.pdoc(evaluate(self, "value"), **kwargs)
-        # Show it beside the value: gradients have the model's structure, but their numbers are not
-        # values.
-        yield from wl.named_objs([("unconstrained", leaf)], **kwargs)
+        # By name: the array of a gradient, or of a bound, is not the value.
+        array = wl.named_objs([("unconstrained", self.unconstrained)], **kwargs)
+        begin, end = wl.TextDoc(f"{self.constraint!r}("), wl.TextDoc(")")
+        return wl.bracketed(begin, list(array), wl.comma, end, kwargs["indent"])

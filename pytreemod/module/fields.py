@@ -101,8 +101,10 @@ def field(
         Scale(factor=weak_f32[])
         >>> class Kernel(pm.Module):
         ...     length: jnp.ndarray = pm.field(constraint=pm.constraints.positive)
-        >>> Kernel(2.0).length, Kernel(2.0)
-        (Array(2., dtype=float32, weak_type=True), Kernel(length=positive(weak_f32[])))
+        >>> Kernel(2.0)
+        Kernel(length=positive(unconstrained=weak_f32[]))
+        >>> Kernel(2.0).length
+        Array(2., dtype=float32, weak_type=True)
     """
     if constraint is not None and not isinstance(constraint, AbstractConstraint):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
         raise FieldError("field(constraint)", "one of pm.constraints", describe(constraint))

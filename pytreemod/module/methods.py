@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 
-from pytreemod.module.references import referred, referring
 from pytreemod.tree.kinds import same_static
 from pytreemod.tree.nodes import own_class
 from pytreemod.typing import jtu
@@ -72,7 +71,7 @@ class BoundMethod(ft.partial):  # noqa: D101  # pyright: ignore[reportMissingTyp
         if own_class(owner) is not type(owner):
             # The function of a class that was made at run time cannot be found by its name.
             return getattr, (owner, self.func.__name__)
-        return bind, (referring(self.func), owner)
+        return BoundMethod, (self.func, owner)
 
     def __pdoc__(self, **kwargs: Any) -> Any:
         import wadler_lindig as wl  # As in tree.printing.
@@ -92,11 +91,6 @@ def _are_one(one: Any, two: Any) -> bool:
     leaves, treedef = jtu.tree_flatten(one)
     others, structure = jtu.tree_flatten(two)
     return treedef == structure and all(map(same_static, leaves, others))
-
-
-def bind(function: Callable[..., Any], owner: Any) -> BoundMethod:
-    """`function` with `owner` as its first argument."""
-    return BoundMethod(referred(function), owner)
 
 
 def _flatten(method: BoundMethod) -> tuple[tuple[Any, ...], Any]:

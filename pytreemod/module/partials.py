@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from pytreemod.errors import FieldError
 from pytreemod.module.classes import Module
 
 _M = TypeVar("_M", bound=Module)
@@ -56,9 +55,6 @@ def module_update_wrapper(wrapper: _M, wrapped: Any = None) -> _M:
     Returns:
         A copy of `wrapper` that has these; copies that a transform makes have its class's.
 
-    Raises:
-        FieldError: if the class has no property `__wrapped__`.
-
     Examples:
         >>> import pytreemod as pm
         >>> class Twice(pm.Module):
@@ -72,9 +68,6 @@ def module_update_wrapper(wrapper: _M, wrapped: Any = None) -> _M:
         >>> pm.module_update_wrapper(Twice(inc)).__name__
         'inc'
     """
-    if not isinstance(getattr(type(wrapper), "__wrapped__", None), property):
-        fact = f"module_update_wrapper: {type(wrapper).__qualname__} has no property __wrapped__"
-        raise FieldError(fact)
     if wrapped is None:
         wrapped = getattr(wrapper, "__wrapped__")  # noqa: B009  (not every Module has it)
     made = copy.copy(wrapper)

@@ -18,7 +18,7 @@ wrong. So a computed leaf remembers the *ranks* of its arrays when it was made.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -36,7 +36,7 @@ def is_computed(value: object) -> bool:
     return getattr(type(value), "__computes__", False)
 
 
-class Tie:
+class Tie(NamedTuple):
     """One path below a Module that has its value from another path below the same Module.
 
     Args:
@@ -46,28 +46,10 @@ class Tie:
         rank: of that array in one layer, if there is a function of it.
     """
 
-    __slots__ = ("place", "rank", "source", "through")
-
-    def __init__(
-        self,
-        place: KeyPath,
-        source: KeyPath,
-        through: Callable[[Any], Any] | None = None,
-        rank: int = 0,
-    ):
-        self.place, self.source, self.through, self.rank = place, source, through, rank
-
-    def _parts(self) -> tuple[Any, ...]:
-        return self.place, self.source, self.through, self.rank
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tie) and self._parts() == other._parts()
-
-    def __hash__(self) -> int:
-        return hash(self._parts())
-
-    def __reduce__(self) -> Any:
-        return Tie, self._parts()
+    place: KeyPath
+    source: KeyPath
+    through: Callable[[Any], Any] | None = None
+    rank: int = 0
 
 
 # ---- reading a field

@@ -1,86 +1,32 @@
-"""Functions of a module, pickled by reference, whatever kind of object they are.
+"""Functions of JAX in pickles: by module and name, as pickle refers to a `def`.
 
-Pickle refers to a `def` by its module and name. It does not know that `jax.nn.relu` or
-`jnp.add` can be found in the same way. It tries to take apart the object that JAX made of them,
-which fails. So in the pickle of a Module a [`Reference`][pytreemod.module.references.Reference]
-represents such a function, or a container that has one. Reading it back gives the same function,
-so that the model has the same structure.
+Pickle does not know that `jax.nn.relu` or `jnp.add` can be found by their names. It tries to take
+apart the object that JAX made of them, which fails. So `classes` registers their classes with
+`copyreg`. Reading a pickle gives the same function, so that the model has the same structure.
 """
 
 from __future__ import annotations
 
-import functools as ft
 import pkgutil
 import sys
-from collections.abc import Iterable
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
-import numpy as np
+import jax
+import jax.numpy as jnp
 
-from pytreemod.tree.nodes import is_node
-from pytreemod.typing import class_of
-
-# Pickle itself refers to these by name, if they can be found.
-_REFERRED: frozenset[type] = frozenset({FunctionType, BuiltinFunctionType, np.ufunc})
-
-
-class Reference:
-    """Represents a value in the result of `__reduce__`, and never in an unpickled object.
-
-    `copy.copy` passes it on unchanged: `referred` gives the value.
-    """
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __reduce__(self) -> Any:
-        within: Any = self.value
-        kind = class_of(within)
-        parts = _parts(within)
-        if kind is dict:
-            return dict, ([(key, referring(value)) for key, value in within.items()],)
-        if kind is ft.partial:
-            func, args, keywords = map(referring, parts)
-            return ft.partial, (func,), (func, args, keywords, vars(within) or None)
-        if parts:
-            make = kind if kind in (tuple, list) else kind._make
-            return make, ([referring(value) for value in parts],)
-        return pkgutil.resolve_name, (":".join(_place_of(within) or ()),)
+JAX_FUNCTIONS: tuple[Any, ...] = (
+    *(jax.custom_jvp, jax.custom_vjp),
+    *(jnp.ufunc, type(jax.jit(lambda: None))),
+)
 
 
-def referring(value: Any) -> Any:
-    """The object to pickle instead of a value: itself, or one with references to its functions."""
-    return Reference(value) if _has_reference(value) else value
-
-
-def referred(value: Any) -> Any:
-    """Return the value that was passed to `referring`."""
-    return value.value if class_of(value) is Reference else value
-
-
-def _has_reference(value: Any) -> bool:
-    if class_of(value) in _REFERRED:
-        return False
-    if any(map(_has_reference, _parts(value))):
-        return True
-    if not callable(value) or isinstance(value, (type, ft.partial)) or is_node(value):
-        return False
-    place = _place_of(value)
-    return place is not None and not is_by_value(place[0])
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    """Return the contents of a container that can be rebuilt from other items."""
-    kind = class_of(value)
-    if kind is dict:
-        return value.values()
-    if kind is ft.partial:
-        return value.func, value.args, value.keywords
-    is_named_tuple = tuple in kind.__mro__ and hasattr(kind, "_make")
-    return value if kind in (tuple, list) or is_named_tuple else ()
+def reduce_by_name(function: Any) -> Any:
+    """Return what pickle stores for a function of JAX: its name, if it can be found by that."""
+    place = _place_of(function)
+    if place is None or is_by_value(place[0]):
+        return function.__reduce_ex__(2)
+    return pkgutil.resolve_name, (":".join(place),)
 
 
 def _place_of(function: Any) -> tuple[str, str] | None:
@@ -89,7 +35,7 @@ def _place_of(function: Any) -> tuple[str, str] | None:
     for name in (getattr(function, "__qualname__", None), getattr(function, "__name__", None)):
         if isinstance(module, str) and isinstance(name, str):
             for loaded in (*_public_names(module), module):
-                if _look_up(sys.modules.get(loaded), name) is function:
+                if look_up(sys.modules.get(loaded), name) is function:
                     return loaded, name
     return None
 
@@ -104,7 +50,8 @@ def _public_names(module: str) -> list[str]:
     return sorted(public, key=lambda name: (len(name), name)) if "._" in module else []
 
 
-def _look_up(module: ModuleType | None, name: str) -> Any:
+def look_up(module: ModuleType | None, name: str) -> Any:
+    """Return what a module has under a name with dots; None if there is no such thing."""
     first, *rest = name.split(".")
     # In its dict: reading a deprecated attribute of a module may warn.
     found: Any = None if module is None else vars(module).get(first)

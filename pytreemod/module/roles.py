@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 
 from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.tree.instances import is_module, notes_of, with_notes
-from pytreemod.tree.nodes import Location, children_of, leaves_shown, locations
+from pytreemod.tree.nodes import Location, leaves_shown, locations
 from pytreemod.tree.partitioning import mask_of
 from pytreemod.tree.paths import path_text, step_name
-from pytreemod.tree.renewing import with_children, with_new_containers
+from pytreemod.tree.renewing import with_new_containers
+from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import FilterSpec, KeyPath
 
 _T = TypeVar("_T")
@@ -95,30 +96,27 @@ def with_leaf_notes(model: _T, kind: str, values: Iterable[tuple[Location, Any]]
     Raises:
         SpecError: if a leaf is in no Module.
     """
+    holders: dict[KeyPath, Any] = {}
     changes: dict[KeyPath, dict[tuple[str, ...], Any]] = {}
     for loc, value in values:
         depth = depth_of_holder(loc)
         if depth < 0:
             raise SpecError(f"{path_text(loc.path)} is in no Module, which would store its {kind}")
         steps = tuple(map(step_name, loc.path[depth:]))
+        holders[loc.path[:depth]] = loc.holders[depth]
         changes.setdefault(loc.path[:depth], {})[steps] = value
-    above = {path[:i] for path in changes for i in range(len(path) + 1)}
-
-    def changed(node: Any, path: KeyPath) -> Any:
-        if path not in above:
-            return node
-        children = children_of(node) or []
-        parts = [changed(child, (*path, key)) for key, child in children]
-        node = with_children(node, children, parts)
-        if path not in changes:
-            return node
-        old = getattr(notes_of(node), kind)
-        now = {**dict(old), **changes[path]}
+    edits: dict[int, list[tuple[KeyPath, Any]]] = {}
+    for path, change in changes.items():
+        old = getattr(notes_of(holders[path]), kind)
+        now = {**dict(old), **change}
         # Sorted, so that the order in which values were set does not matter.
         new = tuple(sorted((steps, value) for steps, value in now.items() if value is not None))
-        return node if new == old else with_notes(node, **{kind: new})
-
-    return changed(model, ())
+        if new != old:
+            edits.setdefault(len(path), []).append((path, with_notes(holders[path], **{kind: new})))
+    # The outer ones first: those further down are still the same when their turn comes.
+    for depth in sorted(edits):
+        model = replace_at(model, edits[depth])
+    return model
 
 
 def depth_of_holder(loc: Location) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -28,9 +29,9 @@ from pytreemod.tree.instances import (
     is_derivative,
     is_finished,
     make,
+    reading_stored,
     set_flat,
     set_split,
-    stored,
 )
 from pytreemod.tree.nodes import DEFAULT_ROLE, is_node
 from pytreemod.tree.predicates import is_abstract, is_array
@@ -48,9 +49,11 @@ def is_configuration(value: Any) -> bool:
     """Whether a field that is not static is configuration because of its value's type."""
     if class_of(value) in _DATA:
         return False
-    if isinstance(value, (str, type)):
-        return True
-    return callable(value) and not is_array(value) and not is_node(value)
+    return _is_word(value) or (callable(value) and not is_array(value) and not is_node(value))
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, (str, type))
 
 
 class Schema:
@@ -78,10 +81,8 @@ class Schema:
         self.converters = {name: of["converter"] for name, of in given.items() if "converter" in of}
         self.roles = {name: of["role"] for name, of in given.items() if "role" in of}
         # By its class, because the word in the metadata may be another library's.
-        constraints = {name: of.get("constraint") for name, of in given.items()}
-        self.constraints = {
-            n: c for n, c in constraints.items() if isinstance(c, AbstractConstraint)
-        }
+        found = ((name, of.get("constraint")) for name, of in given.items())
+        self.constraints = {n: c for n, c in found if isinstance(c, AbstractConstraint)}
         self.computes: bool = getattr(cls, "__computes__", False)
         bases: Iterable[type] = cls.__mro__
         self.checks = [vars(b)["__check_init__"] for b in bases if "__check_init__" in vars(b)]
@@ -89,9 +90,8 @@ class Schema:
         # Generated: Python has a fast instruction for `type(x)`; `map(type, ...)` takes five times.
         types = "".join(f"type(d[{name!r}]), " for name in self.fields)
         self.types_of: Callable[[dict[str, Any]], Any] = eval(f"lambda d: ({types})")
-        # By the types of all values; `plain_splits` has those without computed leaves.
+        # By the types of all values.
         self.splits: dict[Any, FieldSplit] = {}
-        self.plain_splits: dict[Any, FieldSplit] = {}
         self._splits_by_names: dict[Any, FieldSplit] = {}
 
     def __reduce__(self) -> Any:
@@ -100,21 +100,11 @@ class Schema:
 
     # ---- asked by the room `tree`
 
-    def names(self, node: Any) -> tuple[str, ...]:
-        """Return all fields of an instance, in order."""
-        return flat_of(node)[1][0].names
-
-    def data_names(self, node: Any) -> tuple[str, ...]:
-        """Return the fields of an instance that are children of the pytree."""
-        return flat_of(node)[1][0].data
-
     def role(self, name: str) -> str:
         """Return the role that a field declares."""
         return self.roles.get(name, DEFAULT_ROLE)
 
-    def read(self, node: Any, name: str) -> Any:
-        """Return the value of a field that reads as something else than it stores."""
-        return read(node, name)
+    read = staticmethod(read)
 
     def tied_value(self, node: Any, tie: Any) -> Any:
         """Return the value at a tied path."""
@@ -140,10 +130,7 @@ class Schema:
         names = self.fields
         config = frozenset(n for n in names if n in self.static or is_configuration(values[n]))
         self.warn_of_arrays({name: values[name] for name in config})
-        split = self.split_with(values, config)
-        if not split.computed:
-            self.plain_splits[types] = split
-        self.splits[types] = split
+        self.splits[types] = split = self.split_with(values, config)
         return split
 
     def warn_of_arrays(self, config: dict[str, Any]) -> None:
@@ -154,9 +141,7 @@ class Schema:
                 fact = f"{where} is static and holds an array, {describe(value)}, "
                 warn(FieldWarning, f"{fact}which is compiled in as a constant", hint=hint)
             elif class_of(value) in _FUNCTIONS and _hides_arrays(value):
-                fact = (
-                    f"{where} is a function of JAX around a Module, whose arrays no transform sees"
-                )
+                fact = f"{where} is a function of JAX around a Module, and hides its arrays"
                 warn(FieldWarning, fact, hint="pm.filter_vmap(module), pm.filter_jit(module)")
 
     def split_with(self, values: dict[str, Any], config: Iterable[str]) -> FieldSplit:
@@ -279,23 +264,12 @@ class Schema:
         # Mostly arrays for arrays: they are never configuration, nor computed leaves.
         plain = [n for n, new in changes.items() if isinstance(new, jax.Array) and n in split.data]
         if len(plain) != len(changes) or not split.computed.isdisjoint(plain):
-            config = [n for n in values if self._is_config(n, values, changes, split, decide)]
+            decided = {n for n in changes.keys() - self.static if decide or not _is_word(values[n])}
+            config = [n for n in split.config if n not in decided]
+            config += [n for n in decided if is_configuration(values[n])]
             self.warn_of_arrays({n: new for n, new in changes.items() if n in config})
             split = self.split_with(values, config)
         return make(self.cls, split, values, notes)
-
-    def _is_config(
-        self,
-        name: str,
-        values: dict[str, Any],
-        changes: dict[str, Any],
-        split: FieldSplit,
-        decide: bool,
-    ) -> bool:
-        is_decided = name in changes and name not in self.static
-        if is_decided and (decide or not isinstance(values[name], (str, type))):
-            return is_configuration(values[name])
-        return name in split.config
 
     def _given(self, node: Any, name: str, old: Any, new: Any, decide: bool) -> Any:
         if name not in self.constraints or is_computed(new):
@@ -352,16 +326,9 @@ def _refuse_tied(tie: Any, changes: dict[str, Any]) -> None:
     Raises:
         SpecError: if one does.
     """
-    name, *below = tie.place
-    node = changes.get(name.name)
-    for key in below:
-        if node is None:
-            return
-        at = getattr(key, "idx", getattr(key, "key", None))
-        is_name = isinstance(key, jtu.GetAttrKey)
-        try:
-            node = stored(node, key.name) if is_name else node[at]
-        except (AttributeError, LookupError, TypeError):
-            return  # There is no such path any more.
-    if node is not None:
+    first, *below = tie.place
+    found = None
+    with reading_stored(), suppress(AttributeError, LookupError, TypeError):
+        found = follow(changes.get(first.name), below, is_evaluated=False)
+    if found is not None:
         refuse_tied(tie.place, tie.source)

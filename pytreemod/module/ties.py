@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe
+from pytreemod.errors import ShapeError, SpecError
 from pytreemod.module.constrained_leaves import Constrained
 from pytreemod.module.reading import Tie, evaluate_each, follow, is_computed, mapped, pass_through
 from pytreemod.tree.instances import (
@@ -79,7 +79,6 @@ def tie(
         SpecError: if a path is not in the model; one path contains the other; there is no Module
             above both; or only one of the two is constrained.
         ShapeError: if the source does not have the shape, or the structure, of the tied node.
-        ArgumentError: if `through` cannot be called.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -101,8 +100,6 @@ def tie(
         Tying the output matrix to the embedding: Press & Wolf 2017, "Using the Output Embedding to
         Improve Language Models".
     """
-    if through is not None and not callable(through):
-        raise ArgumentError("tie(through)", "a function of an array", describe(through))
     if is_module(model) and not is_finished(model):
         hint = f"model = pm.tie({type(model).__name__}(...), {place!r}, to={to!r})"
         raise SpecError("tie returns a new model: `self` is still being built", hint=hint)

@@ -9,7 +9,8 @@ import numpy as np
 from pytreemod.errors import ArgumentError, describe, nearest
 from pytreemod.state.tokens import AbstractToken
 from pytreemod.state.values import State
-from pytreemod.tree.nodes import children_of, schema_of
+from pytreemod.tree.instances import is_module, split_of
+from pytreemod.tree.nodes import children_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.surgery import replace_at
@@ -91,11 +92,10 @@ def _set(node: Any, flags: dict[str, Any], seen: set[str], path: KeyPath) -> Any
         # The model of the new mode gets its own State, because calls may use it up.
         changed += [((key,), _copy(old)) for key, old in children if isinstance(old, State)]
         node = replace_at(node, changed)
-    schema = schema_of(node)
-    if schema is None:
+    if not is_module(node):
         return node
-    data, values = schema.data_names(node), dict[str, Any]()
-    for name in schema.names(node):
+    data, values = split_of(node).data, dict[str, Any]()
+    for name in split_of(node).names:
         old = getattr(node, name) if name in flags or name not in data else None
         if name not in data or _is_flag(old):
             seen.add(name)

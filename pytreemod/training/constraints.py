@@ -259,9 +259,6 @@ class _Simplex(_Map):
     def _back(self, x: Any) -> Any:
         return jnp.log(x[..., :-1]) - jnp.log(x[..., -1:])
 
-    def shape_of(self, unconstrained: _Shape) -> _Shape:
-        return *unconstrained[:-1], unconstrained[-1] + 1
-
 
 class _Ordered(_Map):
     def _onto(self, u: Any) -> Any:
@@ -277,7 +274,9 @@ class _Triangle(_Map):
         return self._onto(jnp.asarray(unconstrained))
 
     def _onto(self, u: Any) -> Any:
-        shape = self.shape_of(u.shape)
+        # There are n (n + 1) / 2 numbers on the diagonal and below.
+        size = (math.isqrt(8 * u.shape[-1] + 1) - 1) // 2
+        shape = (*u.shape[:-1], size, size)
         rows, columns = np.tril_indices(shape[-1], -1)
         below, diagonal = u[..., : len(rows)], positive.forward(u[..., len(rows) :])
         zeros, ends = jnp.zeros_like(u, shape=shape), np.arange(shape[-1])
@@ -287,11 +286,6 @@ class _Triangle(_Map):
         rows, columns = np.tril_indices(x.shape[-1], -1)
         diagonal = untyped_jax.numpy.diagonal(x, axis1=-2, axis2=-1)
         return jnp.concatenate([x[..., rows, columns], positive.inverse(diagonal)], axis=-1)
-
-    def shape_of(self, unconstrained: _Shape) -> _Shape:
-        # There are n (n + 1) / 2 numbers on the diagonal and below.
-        size = (math.isqrt(8 * unconstrained[-1] + 1) - 1) // 2
-        return *unconstrained[:-1], size, size
 
 
 class _Definite(_Triangle):
@@ -392,6 +386,3 @@ class _Bijection(_Map):
 
     def _back(self, x: Any) -> Any:
         return self.back(x)
-
-    def shape_of(self, unconstrained: _Shape) -> None:
-        """Only `forward` knows."""

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError
-from pytreemod.module.methods import bind
+from pytreemod.module.methods import BoundMethod
 from pytreemod.transform.arguments import Parameters, function_name
 from pytreemod.transform.chosen_leaves import Chosen, as_derivatives, choose
 from pytreemod.transform.gradients import pair_of
@@ -36,7 +36,7 @@ class _Jvp(Transformed):
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         # The instance is the function's, not this transform's: it has no tangent.
-        return self if instance is None else _Jvp(bind(self.fn, instance), self.options)
+        return self if instance is None else _Jvp(BoundMethod(self.fn, instance), self.options)
 
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]  (as jax.jvp takes them)
         self, primals: Sequence[Any], tangents: Sequence[Any], /, **kwargs: Any

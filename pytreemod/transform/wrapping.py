@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.methods import BoundMethod
-from pytreemod.module.references import is_by_value, referred, referring
+from pytreemod.module.references import is_by_value, look_up
 from pytreemod.transform.tracebacks import with_short_errors
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.selecting import Rule
@@ -81,17 +81,11 @@ class Transformed:
     def __reduce__(self) -> Any:
         # A pickle finds a decorated function by its name, as it finds any function.
         name, module = self.__dict__["__qualname__"], self.__dict__.get("__module__", "")
-        found: Any = None if is_by_value(module) else sys.modules.get(module)
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        return name if found is self else (_remake, (type(self), referring(self.fn), self.options))
+        found: Any = None if is_by_value(module) else look_up(sys.modules.get(module), name)
+        return name if found is self else (type(self), (self.fn, self.options))
 
     def __repr__(self) -> str:
         return f"<{self.transform_name} of {self.__dict__['__qualname__']}>"
-
-
-def _remake(cls: type[Transformed], fn: Any, options: Any) -> Transformed:
-    return cls(referred(fn), options)
 
 
 class _OfFunction(tuple[Any, ...]):

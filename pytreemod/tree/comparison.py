@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import describe
-from pytreemod.tree.instances import stored
+from pytreemod.tree.instances import is_module, split_of, stored
 from pytreemod.tree.kinds import same_static
-from pytreemod.tree.nodes import children_of, own_class, schema_of, stop_below
+from pytreemod.tree.nodes import children_of, own_class, stop_below
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import NUMBERS, is_array
 from pytreemod.tree.split_arrays import split_text
@@ -283,11 +283,10 @@ _ABSENT = (_MISSING, True)
 
 def _entries(node: Any, children: list[tuple[Any, Any]]) -> dict[Any, tuple[Any, bool]]:
     """The contents of a node by key, each with whether it is configuration."""
-    schema = schema_of(node)
-    if schema is None:
+    if not is_module(node):
         return {key: (child, False) for key, child in children}
-    data = schema.data_names(node)
-    return {jtu.GetAttrKey(n): (stored(node, n), n not in data) for n in schema.names(node)}
+    split = split_of(node)
+    return {jtu.GetAttrKey(n): (stored(node, n), n not in split.data) for n in split.names}
 
 
 def _bare(node: Any) -> Any:

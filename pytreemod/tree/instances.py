@@ -162,6 +162,10 @@ class LazyField:
     def __init__(self, name: str, default: Any = MISSING):
         self.name, self.default = name, default
 
+    def __reduce__(self) -> Any:
+        # The mark for no default is recognized by identity, which a pickle does not preserve.
+        return LazyField, (self.name, *([] if self.default is MISSING else [self.default]))
+
     def __get__(self, node: Any, owner: Any = None) -> Any:
         if node is not None and fill_in(node):
             fields, name = node.__stored__, self.name
@@ -257,6 +261,11 @@ def all_stored(node: Any) -> dict[str, Any]:
         return dict(node.__stored__)
     children, (split, _, *config) = flat_of(node)
     return dict(zip(split.names, split.take_all((*children, *config)), strict=True))
+
+
+def split_of(node: Any) -> FieldSplit:
+    """Return how the fields of an instance divide."""
+    return flat_of(node)[1][0]
 
 
 def notes_of(node: Any) -> Notes:

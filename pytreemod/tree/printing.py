@@ -19,7 +19,14 @@ import jax
 import numpy as np
 
 from pytreemod.errors import describe, short_dtype
-from pytreemod.tree.instances import all_stored, is_module, notes_of, reading_stored, schema_of
+from pytreemod.tree.instances import (
+    all_stored,
+    is_module,
+    notes_of,
+    reading_stored,
+    schema_of,
+    split_of,
+)
 from pytreemod.tree.kinds import same_static
 from pytreemod.tree.nodes import DEFAULT_ROLE, InheritedRole, own_class
 from pytreemod.tree.paths import pattern_text
@@ -99,16 +106,15 @@ def _leaf_doc(node: Any, short_arrays: bool = True, struct_as_array: bool = Fals
         return wl.pdoc(inspect.unwrap(node))
     is_array = short_arrays and isinstance(node, (jax.Array, np.ndarray))
     is_struct = struct_as_array and isinstance(node, jax.ShapeDtypeStruct)
-    return array_doc(node) if is_array or is_struct else None
+    return _array_doc(node) if is_array or is_struct else None
 
 
-def array_doc(array: Any, shape: Any = None) -> Any:
-    """Return how an array is printed; with a shape, an array that differs in its shape alone."""
+def _array_doc(array: Any) -> Any:
     dtype = short_dtype(array.dtype)
     if getattr(array, "weak_type", False):
         dtype = f"weak_{dtype}"
     kind = "numpy" if is_instance(array, np.ndarray) else None
-    return wl.array_summary(tuple(array.shape if shape is None else shape), dtype, kind)
+    return wl.array_summary(array.shape, dtype, kind)
 
 
 def short_text(tree: PyTree) -> str:
@@ -149,10 +155,9 @@ def _short_doc(seen: set[int], is_counted: bool, node: Any) -> Any:
         is_counted: whether the leaves of Modules are only counted.
         node: any node.
     """
-    schema = schema_of(node)
     if class_of(node) in (list, tuple) and node and all(is_module(x) for x in node):
         return _folded(node, ft.partial(_short_doc, seen, is_counted), seen)
-    if schema is None:
+    if not is_module(node):
         return _leaf_doc(node)
     cls = own_class(node)
     if is_counted:
@@ -162,7 +167,7 @@ def _short_doc(seen: set[int], is_counted: bool, node: Any) -> Any:
     hook = ft.partial(_short_doc, seen, hasattr(cls, "__holds_values__"))
     parameters: Any = inspect.signature(cls.__init__).parameters
     fields: Any = getattr(cls, "__dataclass_fields__", {})
-    data, docs = schema.data_names(node), list[Any]()
+    data, docs = split_of(node).data, list[Any]()
     for name, value in printed_fields(node).items():
         field = fields.get(name)
         if _says_nothing(value, name in data, field, parameters.get(name, field)):
@@ -269,7 +274,7 @@ def rich_doc(node: Any, path: str | None, renderer: Callable[..., Any], note: st
         renderer: treescope's, for its contents.
         note: a comment on the Module.
     """
-    data = schema_of(node).data_names(node)
+    data = split_of(node).data
     fields = printed_fields(node).items()
     rows = [(name, x, _roles_text(node, name) if name in data else "") for name, x in fields]
     with reading_stored():

@@ -251,8 +251,8 @@ def test_the_tree_has_what_is_trained():
         (pm.select.type(pm.Computed), [True, True, True, False]),
     ):
         assert selector.mask(model) == mask
-    assert "scale=positive(f32[2])" in repr(pm.filter_vmap(kernel)(jnp.ones(2)))
-    assert "noise=interval(0.0, 0.5)(f32[]) (buffer)" in repr(model)
+    assert "scale=positive(unconstrained=f32[2])" in repr(pm.filter_vmap(kernel)(jnp.ones(2)))
+    assert "noise=interval(0.0, 0.5)(unconstrained=f32[]) (buffer)" in repr(model)
 
 
 def test_the_constraint_is_structure():

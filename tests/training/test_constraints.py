@@ -132,13 +132,11 @@ def test_a_factor_in_half_precision_has_a_positive_diagonal():
 
 
 @every
-def test_the_shape_is_known_without_tracing(constraint, shape):
-    """That of a batch, too."""
+def test_the_shape_comes_back(constraint, shape):
+    """Also for a batch."""
     for batch in ((), (5, 2)):
         value = jax.ShapeDtypeStruct((*batch, *shape), jnp.float32)
         inside = jax.eval_shape(constraint.inverse, value)
-
-        assert constraint.shape_of(inside.shape) == value.shape
         assert jax.eval_shape(constraint.forward, inside) == value
 
 
