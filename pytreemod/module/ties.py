@@ -29,7 +29,7 @@ from pytreemod.tree.instances import (
 )
 from pytreemod.tree.locating import locate
 from pytreemod.tree.members import count_member_axes
-from pytreemod.tree.nodes import all_ties, children_of, locations
+from pytreemod.tree.nodes import all_ties, locations, tied_paths
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.renewing import with_children, with_new_containers
 from pytreemod.tree.selecting import as_selector
@@ -216,11 +216,11 @@ def untie(model: _T, place: str | Where | None = None) -> _T:
         (5, 6)
     """
     model = with_new_containers(model)
-    known = [(*path, *tie.place) for path, tie in all_ties(model)]
+    known = tied_paths(model)
     if place is None:
         return _untied(model, None, ()) if known else model
     chosen = {target.path for target in locate(place, model, None, "untie(place)").targets}
-    if not chosen <= {*known}:
+    if not chosen <= known.keys():
         shown = ", ".join(map(path_text, known)) or "none"
         raise SpecError("untie(place)", f"a tied path, of {shown}", f"{place!r}")
     return _untied(model, chosen, ())
@@ -235,9 +235,7 @@ def _untied(node: Any, chosen: set[KeyPath] | None, path: KeyPath) -> Any:
         left = {*ties}.difference(gone)
         node = with_notes(node, ties=tuple(tie for tie in ties if tie in left))
         node = replace_at(node, values)
-    children = children_of(node) or []
-    parts = [_untied(child, chosen, (*path, key)) for key, child in children]
-    return with_children(node, children, parts)
+    return with_children(node, lambda key, child: _untied(child, chosen, (*path, key)))
 
 
 def _values_of(node: Any, ties: list[Tie]) -> Iterator[tuple[Tie, Any]]:
@@ -296,7 +294,4 @@ def _resolved(node: Any, picked: list[KeyPath] | None, path: KeyPath) -> Any:
         is_meant = picked is None or any(leaf[: len(path)] == path for leaf in picked)
         where = path_text(path) if path else class_of(node).__qualname__
         return evaluate_each(node, where) if is_meant else node
-    children = children_of(node) or []
-    return with_children(
-        node, children, [_resolved(child, picked, (*path, key)) for key, child in children]
-    )
+    return with_children(node, lambda key, child: _resolved(child, picked, (*path, key)))

@@ -34,7 +34,6 @@ from pytreemod.state.tokens import (
 from pytreemod.tree.comparison import are_equal
 from pytreemod.tree.paths import some_of
 from pytreemod.tree.printing import rich_rows, rich_text, tree_pformat
-from pytreemod.tree.renewing import EDITABLE
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.snapshots import AbstractState, Snapshot, Structure, last_use, take_snapshot
 from pytreemod.typing import PyTree, is_instance, jtu
@@ -655,4 +654,3 @@ def _unflatten(rows: Rows, children: Any) -> State:
 
 
 jtu.register_pytree_with_keys(State, _flatten_with_keys, _unflatten, _flatten)
-EDITABLE[State] = False

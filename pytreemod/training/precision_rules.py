@@ -36,7 +36,7 @@ from pytreemod.transform.call_rules import (
     rules_of,
     with_rules,
 )
-from pytreemod.tree.nodes import children_of, schema_of
+from pytreemod.tree.nodes import schema_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_abstract
 from pytreemod.tree.prefixes import By, by, first_of
@@ -196,7 +196,7 @@ def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ())
         seen.update(found)
         is_region = bool(found) and want is not _UNDECIDED and want != entered
         inside = want if is_region else entered
-        node = _with_parts(node, lambda child, key: visit(child, (*path, key), want, inside))
+        node = _with_parts(node, lambda key, child: visit(child, (*path, key), want, inside))
         return _with_rule(node, _Casting(want), found) if is_region else node
 
     made = visit(bare, (), rest[0] if rest else _UNDECIDED, None)
@@ -276,7 +276,7 @@ class _Casting(CallRule):
             with trace_context(_REGION, None):
                 out = call(module, *args, **kwargs)
             return out if around is None else _cast(out, around)
-        entered = _with_parts(module, lambda child, _: _cast(child, p.compute))
+        entered = _with_parts(module, lambda _, child: _cast(child, p.compute))
         args, kwargs = _cast((args, kwargs), p.compute)
         with trace_context(_REGION, p.compute):
             out = call(entered, *args, **kwargs)
@@ -303,7 +303,7 @@ def _cast(node: Any, dtype: str) -> Any:
     if is_computed(node):
         # The arrays that it is computed from may need more precision.
         return _cast(evaluate_each(node, class_of(node).__qualname__), dtype)
-    return _with_parts(node, lambda child, _: _cast(child, dtype))
+    return _with_parts(node, lambda _, child: _cast(child, dtype))
 
 
 def _with_stored(out: Any, module: Any, entered: Any) -> Any:
@@ -326,7 +326,7 @@ def _with_stored(out: Any, module: Any, entered: Any) -> Any:
         for rule in rules_of(node, _Casting).values():
             params = rule.precision and rule.precision.params
         inside = is_part or isinstance(node, Module)
-        return _with_parts(node, lambda child, _: restored(child, inside, params))
+        return _with_parts(node, lambda _, child: restored(child, inside, params))
 
     return restored(out, False, None)
 
@@ -344,17 +344,18 @@ def _is_left_alone(node: Any) -> bool:
 
 
 def _with_parts(node: Any, visit: Callable[[Any, Any], Any]) -> Any:
-    """Apply `visit` to each child of a node and its key; without its buffers.
+    """Apply `visit` to each key and child of a node; without its buffers.
 
     The class decides about buffers: a part of a model that is frozen by a role still computes in
     the same dtype.
     """
-    schema, children = schema_of(node), children_of(node) or []
-    parts = [
-        child if schema is not None and schema.role(key.name) == "buffer" else visit(child, key)
-        for key, child in children
-    ]
-    return with_children(node, children, parts)
+    schema = schema_of(node)
+
+    def visited(key: Any, child: Any) -> Any:
+        is_buffer = schema is not None and schema.role(key.name) == "buffer"
+        return child if is_buffer else visit(key, child)
+
+    return with_children(node, visited)
 
 
 def _has_floats(leaf: Any) -> bool:

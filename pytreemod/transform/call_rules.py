@@ -287,17 +287,14 @@ def rebuilt(tree: PyTree, change: Callable[[Any, KeyPath], Any], path: KeyPath =
         change: from a node and its path to the new node.
         path: the path of the tree itself.
     """
-    children = _children(tree)
-    if children is None:
+    if _children(tree) is None:
         return tree
-    parts = [rebuilt(child, change, (*path, key)) for key, child in children]
-    if any(new is not old for new, (_, old) in zip(parts, children, strict=True)):
-        tree = with_children(tree, children, parts)
-        if isinstance(tree, BoundMethod):
-            # The method of the new class: with the rules, or without.
-            found = getattr(tree.__self__, tree.func.__name__, None)
-            tree = found if isinstance(found, BoundMethod) else tree
-    return change(tree, path)
+    made = with_children(tree, lambda key, child: rebuilt(child, change, (*path, key)))
+    if made is not tree and isinstance(made, BoundMethod):
+        # The method of the new class: with the rules, or without.
+        found = getattr(made.__self__, made.func.__name__, None)
+        made = found if isinstance(found, BoundMethod) else made
+    return change(made, path)
 
 
 def refuse_unmatched_modules(where: str, selector: Selector, places: Locations) -> None:

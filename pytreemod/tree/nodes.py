@@ -104,31 +104,15 @@ def found_in(
     return [(path, node) for path, node in leaves if is_meant(node)]
 
 
-class Represents:
-    """A marker above a leaf: the nodes below it represent a node of another class.
-
-    A node may declare this for its children by a method `__token_types__`, which returns a class
-    for each: the values of a State represent the tokens that refer to them.
-    """
-
-    __slots__ = ("cls",)
-
-    def __init__(self, cls: type):
-        self.cls = cls
-
-
-def is_of(node: Any, types: tuple[type, ...]) -> bool:
-    """Whether `node` is, or represents, an instance of one of the types."""
-    if type(node) is Represents:
-        return issubclass(node.cls, types)
-    return isinstance(node, types)
-
-
 class Location(NamedTuple):
     """A leaf and its location.
 
     With `is_node`, it is a node instead of a leaf: only a selector that names the node itself
     picks it, not one that names a node above it.
+
+    Among the nodes may be a class: what is below represents an instance of it. A node declares
+    this for its children by a method `__token_types__`, which returns a class for each: the values
+    of a State represent the tokens that refer to them.
     """
 
     path: tuple[Any, ...]
@@ -139,8 +123,8 @@ class Location(NamedTuple):
 
     @property
     def holders(self) -> list[Any]:
-        """The nodes above, one for each key of the path: without the markers."""
-        return [node for node in self.nodes if type(node) is not Represents]
+        """The nodes above, one for each key of the path: without the classes."""
+        return [node for node in self.nodes if not isinstance(node, type)]
 
 
 class InheritedRole(NamedTuple):
@@ -208,11 +192,16 @@ def _below(
         return
     # Looked up on any node, because this room does not know State.
     kinds = getattr(node, "__token_types__", None)
-    marks = [()] * len(children) if kinds is None else [(Represents(k),) for k in kinds()]
+    marks = [()] * len(children) if kinds is None else [(kind,) for kind in kinds()]
     for (key, child), mark in zip(children, marks, strict=True):
         role = here.of_child(node, key)
         inner = Location((*path, key), child, (*above, node, *mark), role.role)
         yield from _below(inner, role, is_leaf, with_empty)
+
+
+def tied_paths(tree: PyTree) -> dict[KeyPath, KeyPath]:
+    """Return the source of each tied path in a tree."""
+    return {(*path, *tie.place): (*path, *tie.source) for path, tie in all_ties(tree)}
 
 
 def all_ties(node: PyTree, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:

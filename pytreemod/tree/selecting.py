@@ -23,12 +23,11 @@ from pytreemod.tree.locating import locate
 from pytreemod.tree.members import layer_axes_of
 from pytreemod.tree.nodes import (
     Location,
-    all_ties,
     children_of,
-    is_of,
     leaves_shown,
     locations,
     nearest_path,
+    tied_paths,
 )
 from pytreemod.tree.paths import matches, parse_pattern, path_text, step_names
 from pytreemod.tree.predicates import ARRAYS, is_array, is_inexact_array
@@ -208,7 +207,8 @@ def type_selector(types: tuple[type, ...]) -> Selector:
 
 
 def _is_below(loc: Location, types: tuple[type, ...]) -> bool:
-    return any(is_of(node, types) for node in (loc.leaf, *loc.nodes))
+    is_represented = any(isinstance(x, type) and issubclass(x, types) for x in loc.nodes)
+    return is_represented or any(isinstance(node, types) for node in (loc.leaf, *loc.nodes))
 
 
 def role_selector(roles: tuple[str, ...]) -> Selector:
@@ -303,8 +303,7 @@ def refuse_unmatched(
             near = nearest_path(pattern.steps, locs)
             raise SpecError(f"{pattern!r} matches no leaf{near}", hint=leaves_shown(locs))
         if all(loc.leaf is None for loc in hits):
-            ties = [found for tree in trees for found in all_ties(tree)]
-            sources = {(*path, *tie.place): (*path, *tie.source) for path, tie in ties}
+            sources = {place: at for tree in trees for place, at in tied_paths(tree).items()}
             if all(loc.path in sources for loc in hits):
                 # It would do nothing: the leaves are elsewhere.
                 at = path_text(sources[hits[0].path])

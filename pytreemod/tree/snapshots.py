@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+import types
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -93,10 +94,16 @@ def divide(
     """
     leaves, treedef = jtu.tree_flatten(tree)
     marks = [counts(leaf) for leaf in leaves] if callable(counts) else counts
+    arrays, positions, statics = _divided(leaves, marks)
+    return arrays, Structure(treedef, positions, statics)
+
+
+def _divided(leaves: Sequence[Any], marks: Sequence[bool]) -> tuple[list[Any], Any, Any]:
+    """Return the marked leaves, their positions, and the other leaves, with None between them."""
     # From a list: a generator would add a call for each leaf.
     positions = tuple([i for i, mark in enumerate(marks) if mark])
     statics = tuple([None if mark else leaf for mark, leaf in zip(marks, leaves, strict=True)])
-    return [leaves[i] for i in positions], Structure(treedef, positions, statics)
+    return [leaves[i] for i in positions], positions, statics
 
 
 # Weak: a structure lives as long as a tree, or a compiled function, that has it.
@@ -124,12 +131,7 @@ def structure_of(leaves: Sequence[Any], treedef: Any) -> tuple[list[Any], Struct
         TypeError: if a non-array leaf cannot be hashed.
     """
     marks = [is_carried(leaf) for leaf in leaves]
-    if all(marks):
-        positions, statics, arrays = None, (), list(leaves)
-    else:
-        positions = tuple([i for i, mark in enumerate(marks) if mark])
-        statics = tuple([None if m else leaf for m, leaf in zip(marks, leaves, strict=True)])
-        arrays = [leaves[i] for i in positions]
+    arrays, positions, statics = (list(leaves), None, ()) if all(marks) else _divided(leaves, marks)
     key = (treedef, positions, _with_types(statics))
     structure = _structures.get(key)
     if structure is None:
@@ -182,19 +184,11 @@ class AbstractState(ABC):
         """The names of the random streams that were drawn from until a later State."""
 
 
-class _LastUse:
-    """An object for the last moment at which any State was used up.
+last_use = types.SimpleNamespace(mark=object())
+"""Its `mark` is an object for the last moment at which any State was used up.
 
-    A transform compares it before and after a call: most calls use none up.
-    """
-
-    __slots__ = ("mark",)
-
-    def __init__(self) -> None:
-        self.mark = object()
-
-
-last_use = _LastUse()
+A transform compares it before and after a call: most calls use none up.
+"""
 
 
 def is_state(node: Any) -> bool:
@@ -208,12 +202,8 @@ def states_in(tree: PyTree) -> list[AbstractState]:
     return [leaf for leaf in jtu.tree_leaves(tree, is_leaf=is_state) if is_state(leaf)]
 
 
-# The key of a State, instead of a container's keys.
-_STATE = object()
-
-Containers = tuple[tuple[Any, Any, Any], ...]
-"""Objects that could have changed: containers, each with its keys (None for a list) and its
-contents, and States that may have been used up."""
+Containers = tuple[tuple[Any, tuple[Any, ...]], ...]
+"""Objects that could have changed, each with its contents (see `_contents`)."""
 
 
 class Snapshot:
@@ -237,19 +227,10 @@ class Snapshot:
 
     def is_current(self) -> bool:
         """Whether the stored containers still have the same contents."""
-        for container, keys, values in self.containers or ():
-            if keys is _STATE:
-                # Its values never change; but once it is used up, flattening has to refuse.
-                if not container.__usable__():
-                    return False
-            elif len(container) != len(values):
-                return False
-            elif keys is None:
-                # By identity: `==` would call the user's code, and wait for arrays.
-                if not all(map(is_, container, values)):
-                    return False
-            # The order counts: a program that iterates over a dict depends on it.
-            elif tuple(container) != keys or not all(map(is_, container.values(), values)):
+        for container, old in self.containers or ():
+            now = _contents(container)
+            # By identity: `==` would call the user's code, and wait for arrays.
+            if len(now) != len(old) or not all(map(is_, now, old)):
                 return False
         return True
 
@@ -294,12 +275,15 @@ def pending_maker(node: Any) -> tuple[list[Any], Callable[[list[Any]], Any], Str
 _new: Any = object.__new__
 
 
-def _contents(container: Any) -> tuple[Any, Any, Any]:
-    if class_of(container) is dict:
-        return container, tuple(container), tuple(container.values())
-    if isinstance(container, AbstractState):
-        return container, _STATE, ()
-    return container, None, tuple(container)
+def _contents(container: Any) -> tuple[Any, ...]:
+    kind = class_of(container)
+    if kind is list:
+        return tuple(container)
+    # The order of keys counts: a program that iterates over a dict depends on it.
+    if kind is dict:
+        return (*container, *container.values())
+    # The values of a State never change; but once it is used up, flattening has to refuse.
+    return (container.__usable__(),)
 
 
 class _Spy:
@@ -307,19 +291,17 @@ class _Spy:
 
     def __init__(self, root: Any):
         self.root = root
-        self.containers: list[tuple[Any, Any, Any]] = []
+        self.containers: list[tuple[Any, tuple[Any, ...]]] = []
         self.is_known = True
 
     def __call__(self, node: Any) -> bool:
         kind = class_of(node)
-        if kind is list or kind is dict:
-            self.containers.append(_contents(node))
-        elif is_module(node):
+        if is_module(node):
             self.is_known = self.is_known and is_finished(node)
-        elif isinstance(node, AbstractState):
+        elif kind is list or kind is dict or isinstance(node, AbstractState):
             # The State that is being flattened takes care of itself.
             if node is not self.root:
-                self.containers.append(_contents(node))
+                self.containers.append((node, _contents(node)))
         elif isinstance(node, (jax.Array, np.ndarray)) or node is None or is_plain_tuple(node):
             pass
         elif is_node(node):

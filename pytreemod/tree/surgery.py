@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeVar, overload
 from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.tree.instances import MISSING, schema_of, stored
 from pytreemod.tree.locating import Found, Target, locate
-from pytreemod.tree.nodes import all_ties, children_of, found_in, locations, node_like
+from pytreemod.tree.nodes import children_of, found_in, locations, node_like, tied_paths
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import Selector, is_function
@@ -85,7 +85,7 @@ def tree_at(
         raise ArgumentError("tree_at takes either replace or replace_fn")
     targets, is_single = _found(where, pytree, is_leaf)
     if any(target.node is None for target in targets):
-        ties = {(*path, *t.place): (*path, *t.source) for path, t in all_ties(pytree)}
+        ties = tied_paths(pytree)
         for place in ties.keys() & {target.path for target in targets}:
             refuse_tied(place, ties[place])
     if replace is MISSING:
