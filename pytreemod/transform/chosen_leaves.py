@@ -10,17 +10,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytreemod.errors import ArgumentError, SharedParameterWarning, SpecError, describe, warn
-from pytreemod.module.reading import is_computed
 from pytreemod.transform.arguments import Parameters, function_name
 from pytreemod.tree.instances import is_module, mark_derivative
-from pytreemod.tree.nodes import locations
+from pytreemod.tree.nodes import locations, roles_of
 from pytreemod.tree.partitioning import mask_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.selecting import Locations, Selector, as_selector, refuse_unmatched
 from pytreemod.tree.sharing import places_of_shared
 from pytreemod.tree.snapshots import divide
-from pytreemod.tree.structure_info import info_of
 from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
 
 
@@ -41,7 +39,7 @@ def trainable_mask(
     """
     leaves, treedef = jtu.tree_flatten(tree)
     if wrt is None:
-        chosen: Sequence[bool] = [role != "buffer" for role in info_of(treedef).roles]
+        chosen: Sequence[bool] = [role != "buffer" for role in roles_of(treedef)]
     elif isinstance(wrt, Selector) and not strict:
         chosen = wrt.pick(Locations(locations(tree)), tree, None)
     else:
@@ -49,19 +47,20 @@ def trainable_mask(
     return [c and is_inexact_array(x) for c, x in zip(chosen, leaves, strict=True)]
 
 
-def as_derivatives(tree: PyTree, treedef: Any) -> PyTree:
-    """Mark a new tree of this structure as a tree of derivatives.
+def as_derivatives(tree: PyTree) -> PyTree:
+    """Mark a new tree as a tree of derivatives.
 
     Its computed leaves refuse to be read, because the exponential of a gradient means nothing. An
     `Optimizer` refuses it as a model. Every tree of derivatives or flags that a user gets is marked
     here.
     """
-    traits = info_of(treedef)
-    # Of other Modules, the outermost are marked.
-    kinds = (is_module,) * traits.has_modules + (is_computed,) * traits.has_computed
-    for is_meant in kinds:
-        for node in filter(is_meant, jtu.tree_leaves(tree, is_leaf=is_meant)):
+
+    def visit(node: Any) -> bool:
+        if is_module(node):
             mark_derivative(node)
+        return False  # It is no leaf: there may be computed leaves below.
+
+    jtu.tree_leaves(tree, is_leaf=visit)
     return tree
 
 
@@ -92,7 +91,7 @@ class Chosen:
 
     def place(self, derivatives: Sequence[Any]) -> PyTree:
         """Trees like the arguments, with a derivative for each chosen leaf and None elsewhere."""
-        trees = as_derivatives(self.structure.place(derivatives), self.structure.treedef)
+        trees = as_derivatives(self.structure.place(derivatives))
         return trees[0] if self._one else trees
 
 

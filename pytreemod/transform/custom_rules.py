@@ -98,7 +98,7 @@ class _CustomJvp(_Custom):
         def run_rule(primals: Any, tangents: Any) -> tuple[Any, Any]:
             _, args, kwargs = structure.assemble([_as_array(x) for x in primals[0]])
             given = [None if is_zero(t) else _as_array(t) for t in tangents[0]]
-            of_fn, of_args, of_kwargs = as_derivatives(structure.place(given), structure.treedef)
+            of_fn, of_args, of_kwargs = as_derivatives(structure.place(given))
             self._refuse({name: of_fn, **of_kwargs})
             where = f"def_jvp of {name}"
             out, tangent_out = pair_of(rule(args, of_args, **kwargs), where, "out, tangent_out")
@@ -173,7 +173,7 @@ class _CustomVjp(_Custom):
             by_name = {parameters.name(i): flags for i, flags in enumerate(of_args, 1)}
             self._refuse({name: of_fn, **by_name, **of_kwargs})
             flags = own.place(_perturbed(first, values), rest=False)
-            perturbed = as_derivatives(flags, own.treedef)
+            perturbed = as_derivatives(flags)
             _, args, kwargs = rest.assemble(seconds)
             result = forward(perturbed, own.assemble(values), *args, **kwargs)
             out, residuals = pair_of(result, f"def_fwd of {name}", "out, residuals")
@@ -185,7 +185,7 @@ class _CustomVjp(_Custom):
             ((saved, (values, seconds, arrays)),) = stored.items()
             (cotangents,) = packed.values()
             given = [None if is_zero(cotangent) else cotangent for cotangent in cotangents]
-            grad_out = as_derivatives(saved.out.place(given), saved.out.treedef)
+            grad_out = as_derivatives(saved.out.place(given))
             vjp_arg, residuals = own.assemble(values), saved.residuals.assemble(arrays)
             _, args, kwargs = rest.assemble(seconds)
             gradient = backward(residuals, grad_out, saved.perturbed, vjp_arg, *args, **kwargs)

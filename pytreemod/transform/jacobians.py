@@ -40,7 +40,7 @@ class _Forward(Transformed):
         result, aux = unpack(packed)
         structure = divide(result, is_differentiable)[1]
         found = structure.place([chosen.place(jacobian) for jacobian in jacobians])
-        as_derivatives(found, structure.treedef)
+        as_derivatives(found)
         return (found, aux) if has_aux else found
 
 

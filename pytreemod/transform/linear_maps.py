@@ -155,7 +155,7 @@ class _Space:
         """A tree with a value for each array of the space, and None elsewhere."""
         new = iter(values)
         tree = self.treedef.unflatten([s if s is None else next(new) for s in self.structs])
-        return as_derivatives(tree, self.treedef)
+        return as_derivatives(tree)
 
     def read(self, tree: PyTree, where: str, root: str) -> list[Any]:
         """The arrays of a tree of derivatives, with zeros for None."""

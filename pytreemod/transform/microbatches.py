@@ -102,7 +102,7 @@ def in_microbatches(
                 x = (x / n if reduce == "mean" else x).astype(shape.dtype)
             results[i] = x if way != "part" else _together(where, place, x, shape.shape, reduce)
     loss, grads, aux = structure.assemble(results)
-    return loss, as_derivatives(grads, jtu.tree_structure(grads)), aux
+    return loss, as_derivatives(grads), aux
 
 
 def _of(way: str, ways: list[str], values: list[Any]) -> list[Any]:

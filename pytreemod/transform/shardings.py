@@ -15,7 +15,6 @@ from pytreemod.transform import placements
 from pytreemod.transform.arguments import Named
 from pytreemod.transform.packing import Grouped, pack, pack_groups
 from pytreemod.transform.sowing import split_sown
-from pytreemod.tree.prefixes import By
 from pytreemod.tree.snapshots import divide
 from pytreemod.typing import PyTree, jtu
 
@@ -31,7 +30,6 @@ class _Shardings:
         self.spec = spec
         leaves, treedef = jtu.tree_flatten(spec, is_leaf=placements.is_placement_spec)
         asking = [value for value in placements.known_placements(spec) if callable(value)]
-        asking += [rule for rule in leaves if isinstance(rule, By) and not rule.is_structural]
         if asking:
             # One program serves arrays of many shapes.
             fact = f"{self.where}: {describe(asking[0])} looks at arrays"

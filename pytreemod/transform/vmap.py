@@ -24,7 +24,6 @@ from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By
 from pytreemod.tree.snapshots import AbstractState, is_state, states_in
-from pytreemod.tree.structure_info import info_of
 from pytreemod.typing import AxesSpec, AxisName, KeyPath, PyTree, jtu
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -56,7 +55,7 @@ class _Vmapped(Transformed):
         axes = ax.axes_by_argument(in_axes, named, len(args), known, "filter_vmap(in_axes)")
         ax.common_size(where, named, axes, axis_size, "axis_size=n")
         leaves, treedef = jtu.tree_flatten((args, kwargs))
-        has_states = info_of(treedef).has_states
+        has_states = any(map(states_in, (args, kwargs)))
         shared = _unmapped_states(in_axes, named, axes) if has_states else {}
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
         unmapped: list[Any] = []

@@ -8,9 +8,12 @@ configuration, and the role of each.
 from __future__ import annotations
 
 import copy
+import functools as ft
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
+
+import jax
 
 from pytreemod.errors import nearest
 from pytreemod.tree.instances import LeafNotes, flat_of, is_module, notes_of, schema_of
@@ -197,6 +200,16 @@ def _below(
         role = here.of_child(node, key)
         inner = Location((*path, key), child, (*above, node, *mark), role.role)
         yield from _below(inner, role, is_leaf, with_empty)
+
+
+# Cached, because it walks through a tree: without this line, an eager `filter_grad` of 21 layers
+# would take an eighth longer.
+@ft.lru_cache(maxsize=512)
+def roles_of(treedef: Any) -> tuple[str, ...]:
+    """Return the roles of the leaves of a tree that has this structure, whatever they are."""
+    # A node of another library may look at the shapes of its children.
+    tree = treedef.unflatten([jax.ShapeDtypeStruct((), "float32")] * treedef.num_leaves)
+    return tuple([loc.role for loc in locations(tree)])
 
 
 def tied_paths(tree: PyTree) -> dict[KeyPath, KeyPath]:

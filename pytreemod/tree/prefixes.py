@@ -81,11 +81,6 @@ class By(Rule):
         """The selectors, in order."""
         return [selector for selector, _ in self.items]
 
-    @property
-    def is_structural(self) -> bool:
-        """Whether the values depend on the structure of a tree alone, and on no array in it."""
-        return all(selector.is_structural for selector in self.selectors)
-
     def __repr__(self) -> str:
         keys = ["..." if s == _DEFAULT else repr(s) for s in self.selectors]
         values = [tree_pformat(value, width=10**6) for _, value in self.items]

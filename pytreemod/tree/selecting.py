@@ -30,7 +30,7 @@ from pytreemod.tree.nodes import (
     tied_paths,
 )
 from pytreemod.tree.paths import matches, parse_pattern, path_text, step_names
-from pytreemod.tree.predicates import ARRAYS, is_array, is_inexact_array
+from pytreemod.tree.predicates import is_array, is_inexact_array
 from pytreemod.typing import IsLeaf, PyTree, Where, jtu
 
 
@@ -65,9 +65,6 @@ class Selector(Rule):
         >>> pm.filter({"a": 1, "b": 2.0}, ~pm.select.path("a") & pm.select.type(float))
         {'a': None, 'b': 2.0}
     """
-
-    is_structural: bool = False
-    """Whether the selection depends on the structure of a tree alone, and on no array in it."""
 
     @abstractmethod
     def pick(self, locs: Locations, tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
@@ -153,8 +150,6 @@ _is_literal = frozenset("*?[").isdisjoint
 class PathSelector(Selector):
     """Leaves whose path, or the path of a node above them, matches a pattern."""
 
-    is_structural = True
-
     def __init__(self, pattern: str):
         self.pattern, self.steps = pattern, parse_pattern(pattern)
 
@@ -181,14 +176,10 @@ class LeafSelector(Selector):
         text: how the selector is printed.
         test: a function from a location, and the arguments, to a bool.
         *arguments: hashable values; selectors of one test with equal arguments are equal.
-        is_structural: whether no array decides.
     """
 
-    def __init__(
-        self, text: str, test: Callable[..., bool], *arguments: Any, is_structural: bool = False
-    ):
+    def __init__(self, text: str, test: Callable[..., bool], *arguments: Any):
         self.text, self.test, self.arguments = text, test, arguments
-        self.is_structural = is_structural
 
     def pick(self, locs: Locations, tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Pick leaves that pass the test."""
@@ -200,10 +191,8 @@ class LeafSelector(Selector):
 
 def type_selector(types: tuple[type, ...]) -> Selector:
     """Return the selector of leaves of the given types, and of all leaves below such nodes."""
-    # An array of one kind may replace one of another.
-    arrays = any(issubclass(t, ARRAYS) or issubclass(np.ndarray, t) for t in types)
     text = f"select.type({', '.join(t.__qualname__ for t in types)})"
-    return LeafSelector(text, _is_below, types, is_structural=not arrays)
+    return LeafSelector(text, _is_below, types)
 
 
 def _is_below(loc: Location, types: tuple[type, ...]) -> bool:
@@ -214,7 +203,7 @@ def _is_below(loc: Location, types: tuple[type, ...]) -> bool:
 def role_selector(roles: tuple[str, ...]) -> Selector:
     """Return the selector of leaves that have one of the given roles."""
     text = f"select.role({', '.join(map(repr, roles))})"
-    return LeafSelector(text, _has_role, roles, is_structural=True)
+    return LeafSelector(text, _has_role, roles)
 
 
 def _has_role(loc: Location, roles: tuple[str, ...]) -> bool:
@@ -236,8 +225,6 @@ def _is_anywhere(_: Location, value: bool) -> bool:
 
 class AccessSelector(Selector):
     """Leaves at or below the nodes that an access function returns."""
-
-    is_structural = True
 
     def __init__(self, where: Where):
         self.where = where
@@ -262,7 +249,6 @@ class _Joined(Selector):
 
     def __init__(self, sign: str, parts: tuple[Selector, ...]):
         self.sign, self.parts = sign, parts
-        self.is_structural = all(part.is_structural for part in parts)
 
     def paths(self) -> Iterable[PathSelector]:
         return (path for part in self.parts for path in part.paths())
@@ -342,7 +328,7 @@ def as_selector(spec: Any) -> Selector:
         return PathSelector(spec)
     if isinstance(spec, bool | EllipsisType):
         value = spec is not False
-        return LeafSelector(repr(value), _is_anywhere, value, is_structural=True)
+        return LeafSelector(repr(value), _is_anywhere, value)
     # Before callables, because a class can be called.
     if isinstance(spec, type):
         return type_selector((spec,))

@@ -175,11 +175,3 @@ def test_many_nodes_and_paths_cost_by_their_number():
     assert is_linear(lambda n: lambda: pm.tree_at("*.weight", layers[:n], replace_fn=id))
     rules = {n: pm.by({**{f"{i}.weight": i for i in range(n)}, ...: -1}) for n in (40, 80, 160)}
     assert is_linear(lambda n: lambda: rules[n](layers[:n]))
-
-
-def test_a_rule_of_places_is_structural():
-    """It says the same of all trees of one structure; a predicate may ask the array."""
-    for rule in (pm.select.path("a"), pm.select.role("buffer"), pm.select.at(lambda t: t["a"])):
-        assert (rule & ~rule | True).is_structural
-        assert not (rule & pm.is_array).is_structural
-        assert not (pm.is_array | rule | int).is_structural
