@@ -18,8 +18,7 @@ from pytreemod.other_words import no_such_name as _no_such_name
 from pytreemod.transform.gradients import filter_grad, filter_value_and_grad, trainable
 from pytreemod.transform.jit import clear_caches, filter_jit
 from pytreemod.transform.vmap import filter_vmap
-from pytreemod.tree.partitioning import combine, filter, partition
-from pytreemod.tree.prefixes import by
+from pytreemod.tree.prefixes import by, combine, filter, partition
 from pytreemod.tree.surgery import tree_at
 from pytreemod.version import __version__
 
@@ -81,7 +80,7 @@ _LATER = {
     "transform.sowing": "sow",
     "tree.comparison": "tree_equal tree_flatten_one_level",
     "tree.members": "layer_axes",
-    "tree.naming": "from_named named_leaves",
+    "tree.paths": "from_named named_leaves",
     "tree.predicates": "is_array is_array_like is_inexact_array is_inexact_array_like",
     "tree.printing": "tree_pformat tree_pprint",
     "tree.selecting": "Selector",

@@ -15,10 +15,10 @@ from pytreemod.transform.gradients import trainable as trainable
 from pytreemod.transform.jit import clear_caches as clear_caches
 from pytreemod.transform.jit import filter_jit as filter_jit
 from pytreemod.transform.vmap import filter_vmap as filter_vmap
-from pytreemod.tree.partitioning import combine as combine
-from pytreemod.tree.partitioning import filter as filter
-from pytreemod.tree.partitioning import partition as partition
 from pytreemod.tree.prefixes import by as by
+from pytreemod.tree.prefixes import combine as combine
+from pytreemod.tree.prefixes import filter as filter
+from pytreemod.tree.prefixes import partition as partition
 from pytreemod.tree.surgery import tree_at as tree_at
 from pytreemod.version import __version__ as __version__
 EquinoxRuntimeError = CheckError
@@ -122,8 +122,8 @@ from pytreemod.transform.sowing import sow as sow
 from pytreemod.tree.comparison import tree_equal as tree_equal
 from pytreemod.tree.comparison import tree_flatten_one_level as tree_flatten_one_level
 from pytreemod.tree.members import layer_axes as layer_axes
-from pytreemod.tree.naming import from_named as from_named
-from pytreemod.tree.naming import named_leaves as named_leaves
+from pytreemod.tree.paths import from_named as from_named
+from pytreemod.tree.paths import named_leaves as named_leaves
 from pytreemod.tree.predicates import is_array as is_array
 from pytreemod.tree.predicates import is_array_like as is_array_like
 from pytreemod.tree.predicates import is_inexact_array as is_inexact_array

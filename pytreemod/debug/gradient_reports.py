@@ -15,7 +15,7 @@ from pytreemod.transform.jit import filter_jit
 from pytreemod.transform.wrapping import check_callable
 from pytreemod.tree.members import layer_axes
 from pytreemod.tree.paths import parse_pattern, pattern_text
-from pytreemod.tree.reports import report_text
+from pytreemod.tree.printing import report_text
 from pytreemod.tree.snapshots import divide
 from pytreemod.typing import FilterSpec, jtu
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from pytreemod.transform.runtime_checks import error_if
-from pytreemod.tree.partitioning import combine, partition
 from pytreemod.tree.predicates import is_inexact_array
+from pytreemod.tree.prefixes import combine, partition
 from pytreemod.tree.printing import tree_pformat
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.typing import jtu

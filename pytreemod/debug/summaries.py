@@ -27,8 +27,7 @@ from pytreemod.tree.members import layer_axes_of
 from pytreemod.tree.nodes import Location, is_module, locations, own_class
 from pytreemod.tree.paths import path_text, pattern_text
 from pytreemod.tree.predicates import is_abstract, is_array
-from pytreemod.tree.printing import tree_pformat
-from pytreemod.tree.reports import aligned
+from pytreemod.tree.printing import aligned, tree_pformat
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.snapshots import is_state
 from pytreemod.typing import FilterSpec, KeyPath, PyTree, jtu

@@ -15,7 +15,7 @@ from pytreemod.io.names import places_of
 from pytreemod.io.renaming import Renaming
 from pytreemod.io.saving import table_of
 from pytreemod.tree.comparison import largest_difference
-from pytreemod.tree.reports import report_text
+from pytreemod.tree.printing import report_text
 from pytreemod.typing import PyTree, is_instance
 
 

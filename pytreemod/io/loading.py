@@ -24,7 +24,7 @@ from pytreemod.io.renaming import NameTable, Renaming, Rule
 from pytreemod.io.saving import DESCRIPTION, entry_of, parsed
 from pytreemod.tree.predicates import NUMBERS
 from pytreemod.tree.prefixes import By
-from pytreemod.tree.reports import report_text
+from pytreemod.tree.printing import report_text
 from pytreemod.tree.selecting import as_selector
 from pytreemod.typing import FilterSpec, PyTree, class_of, is_instance, jtu, untyped_jax
 

@@ -17,7 +17,7 @@ from pytreemod.io.configuration import configuration_of, text_of
 from pytreemod.io.container import KNOWN, Entry, StrPath, opened, write_table
 from pytreemod.io.names import Place, generator_of, is_key, parts_of, places_of, ties_of
 from pytreemod.io.renaming import NameTable, Renaming
-from pytreemod.tree.naming import check_distinct
+from pytreemod.tree.paths import check_distinct
 from pytreemod.tree.predicates import NUMBERS, is_abstract, is_array
 from pytreemod.typing import PyTree, Tracer
 

@@ -51,9 +51,8 @@ from pytreemod.tree.instances import (
     set_split,
     with_notes,
 )
-from pytreemod.tree.nodes import children_of, own_class
+from pytreemod.tree.nodes import children_of, own_class, with_new_containers
 from pytreemod.tree.printing import rich_doc, short_text
-from pytreemod.tree.renewing import with_new_containers
 from pytreemod.typing import Tracer, class_of, is_instance, jtu
 
 # Not `Self`, which runtime type checkers (beartype) refuse in single methods.
@@ -64,8 +63,8 @@ _new: Any = object.__new__
 _vars: Callable[[Any], dict[str, Any]] = vars
 
 _PROPERTIES = (property, ft.cached_property)
+# What replaces a field of a base, if a class defines it in the field's place.
 _REPLACING = (*_PROPERTIES, types.FunctionType, Method)
-"""What replaces a field of a base, if a class defines it in the field's place."""
 
 
 # ---- instances
@@ -99,8 +98,8 @@ class _Assignable(Stored):
         object.__delattr__(self, name)
 
 
+# Classes of values that hold no instance.
 _PLAIN: set[type] = {bool, int, float, complex, str, bytes, type(None), types.FunctionType, type}
-"""Classes of values that hold no instance."""
 
 
 def _is_or_holds(value: Any, node: Any) -> bool:

@@ -14,8 +14,8 @@ from typing import Any
 
 import jax
 
-from pytreemod.tree.kinds import same_static
 from pytreemod.tree.nodes import own_class
+from pytreemod.tree.predicates import same_static
 from pytreemod.typing import jtu
 
 _STAGES = frozenset({"lower", "trace", "eval_shape"})

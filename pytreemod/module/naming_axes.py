@@ -23,10 +23,9 @@ from pytreemod.module.reading import is_computed, shape_of_one
 from pytreemod.module.roles import depth_of_holder, with_leaf_notes
 from pytreemod.tree.instances import is_module, notes_of
 from pytreemod.tree.members import layer_axes_of
-from pytreemod.tree.nodes import Location, locations
+from pytreemod.tree.nodes import Location, locations, with_new_containers
 from pytreemod.tree.paths import path_text, step_name
 from pytreemod.tree.prefixes import By
-from pytreemod.tree.renewing import with_new_containers
 from pytreemod.typing import PyTree, class_of, is_instance, jtu
 
 _T = TypeVar("_T")

@@ -13,10 +13,9 @@ from typing import Any, TypeVar
 
 from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.tree.instances import is_module, notes_of, with_notes
-from pytreemod.tree.nodes import Location, leaves_shown, locations
-from pytreemod.tree.partitioning import mask_of
+from pytreemod.tree.nodes import Location, leaves_shown, locations, with_new_containers
 from pytreemod.tree.paths import path_text, step_name
-from pytreemod.tree.renewing import with_new_containers
+from pytreemod.tree.prefixes import mask_of
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import FilterSpec, KeyPath
 

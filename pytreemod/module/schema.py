@@ -39,8 +39,8 @@ from pytreemod.tree.surgery import refuse_tied
 from pytreemod.typing import class_of, jtu
 
 _FUNCTIONS: tuple[type, ...] = (types.FunctionType, type(jax.jit(lambda: None)))
+# Types of configuration that do not tell all that matters.
 _TOLD_APART = frozenset({tuple, *_FUNCTIONS})
-"""Types of configuration that do not tell all that matters."""
 
 _DATA = frozenset({bool, int, float, complex, type(None), list, tuple, dict, np.ndarray})
 

@@ -29,9 +29,8 @@ from pytreemod.tree.instances import (
 )
 from pytreemod.tree.locating import locate
 from pytreemod.tree.members import count_member_axes
-from pytreemod.tree.nodes import all_ties, locations, tied_paths
+from pytreemod.tree.nodes import all_ties, locations, tied_paths, with_children, with_new_containers
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.renewing import with_children, with_new_containers
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.surgery import refuse_tied, replace_at
 from pytreemod.typing import KeyPath, Where, class_of, jtu

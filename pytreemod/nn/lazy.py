@@ -15,9 +15,8 @@ from pytreemod.state.tokens import tokens_of
 from pytreemod.state.values import State
 from pytreemod.transform.abstract_calls import filter_eval_shape
 from pytreemod.transform.vmap import filter_vmap
-from pytreemod.tree.nodes import locations
+from pytreemod.tree.nodes import locations, with_new_containers
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.snapshots import is_state
 from pytreemod.typing import class_of, jtu
 

@@ -10,9 +10,8 @@ from pytreemod.errors import ArgumentError, describe, nearest
 from pytreemod.state.tokens import AbstractToken
 from pytreemod.state.values import State
 from pytreemod.tree.instances import is_module, split_of
-from pytreemod.tree.nodes import children_of
+from pytreemod.tree.nodes import children_of, with_new_containers
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import KeyPath, jtu
 

@@ -31,9 +31,9 @@ from pytreemod.transform.checkpoints import filter_checkpoint
 from pytreemod.transform.scans import filter_scan
 from pytreemod.transform.vmap import filter_vmap
 from pytreemod.tree import stacking
-from pytreemod.tree.partitioning import combine, partition
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
+from pytreemod.tree.prefixes import combine, partition
 from pytreemod.tree.split_arrays import sharded_as
 from pytreemod.typing import AxesSpec, is_instance, jtu
 

@@ -12,7 +12,7 @@ from pytreemod.module.naming_axes import AxisNames
 from pytreemod.parallel.tree_specs import rows_of
 from pytreemod.transform.axis_rules import check_is_mesh, mesh_axes
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.reports import aligned
+from pytreemod.tree.printing import aligned
 from pytreemod.typing import PyTree
 
 

@@ -17,10 +17,9 @@ from pytreemod.module.computed_leaves import computed
 from pytreemod.module.reading import is_computed
 from pytreemod.transform.vmap import filter_vmap
 from pytreemod.tree.members import count_member_axes
-from pytreemod.tree.nodes import DEFAULT_ROLE, is_node, locations, schema_of
+from pytreemod.tree.nodes import DEFAULT_ROLE, is_node, locations, schema_of, with_new_containers
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_inexact_array
-from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import KeyPath, jtu, untyped_jax

@@ -36,11 +36,10 @@ from pytreemod.transform.call_rules import (
     rules_of,
     with_rules,
 )
-from pytreemod.tree.nodes import schema_of
+from pytreemod.tree.nodes import schema_of, with_children, with_new_containers
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_abstract
 from pytreemod.tree.prefixes import By, by, first_of
-from pytreemod.tree.renewing import with_children, with_new_containers
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.traces import context_value, trace_context
 from pytreemod.typing import KeyPath, class_of, jtu

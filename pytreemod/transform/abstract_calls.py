@@ -14,9 +14,9 @@ from pytreemod.transform.sowing import tracked, unseen
 from pytreemod.transform.tracebacks import with_short_errors
 from pytreemod.transform.wrapping import Transformed, check_callable
 from pytreemod.tree.comparison import compare
-from pytreemod.tree.partitioning import partition
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_abstract, is_array
+from pytreemod.tree.prefixes import partition
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.tree.traces import run_again
 from pytreemod.typing import PyTree, jtu

@@ -23,10 +23,16 @@ from pytreemod.module.fields import field
 from pytreemod.module.methods import BoundMethod, Method, as_method
 from pytreemod.transform.wrapping import Transformed
 from pytreemod.tree.instances import all_stored, flat_of, stored
-from pytreemod.tree.nodes import InheritedRole, Location, children_of, nearest_path, own_class
+from pytreemod.tree.nodes import (
+    InheritedRole,
+    Location,
+    children_of,
+    nearest_path,
+    own_class,
+    with_children,
+)
 from pytreemod.tree.paths import path_text, pattern_text, some_of
 from pytreemod.tree.printing import noted, rich_doc
-from pytreemod.tree.renewing import with_children
 from pytreemod.tree.selecting import Locations, Selector
 from pytreemod.typing import KeyPath, PyTree, class_of
 

@@ -19,8 +19,7 @@ from pytreemod.transform.arguments import function_name
 from pytreemod.transform.tracebacks import with_short_errors
 from pytreemod.transform.wrapping import check_callable
 from pytreemod.tree.comparison import compare, is_type
-from pytreemod.tree.kinds import same_static
-from pytreemod.tree.predicates import is_abstract
+from pytreemod.tree.predicates import is_abstract, same_static
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.typing import PyTree, class_of, untyped_jax
 

@@ -13,9 +13,9 @@ from pytreemod.errors import ArgumentError, SharedParameterWarning, SpecError, d
 from pytreemod.transform.arguments import Parameters, function_name
 from pytreemod.tree.instances import is_module, mark_derivative
 from pytreemod.tree.nodes import locations, roles_of
-from pytreemod.tree.partitioning import mask_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_inexact_array
+from pytreemod.tree.prefixes import mask_of
 from pytreemod.tree.selecting import Locations, Selector, as_selector, refuse_unmatched
 from pytreemod.tree.sharing import places_of_shared
 from pytreemod.tree.snapshots import divide

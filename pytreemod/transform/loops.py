@@ -21,7 +21,7 @@ from pytreemod.transform.steps import Functions
 from pytreemod.transform.tracebacks import with_short_errors
 from pytreemod.transform.wrapping import check_callable
 from pytreemod.tree.comparison import aval_of, compare, is_number, is_value, varying_axes
-from pytreemod.tree.kinds import same_static
+from pytreemod.tree.predicates import same_static
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.tree.split_arrays import split_axes
 from pytreemod.typing import PyTree, jtu

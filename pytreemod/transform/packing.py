@@ -29,10 +29,9 @@ import numpy as np
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.transform.sowing import WithSown, collecting, take_result
 from pytreemod.tree import snapshots
-from pytreemod.tree.kinds import same_static
 from pytreemod.tree.nodes import is_module, is_node, is_plain_tuple, locations
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.predicates import is_carried
+from pytreemod.tree.predicates import is_carried, same_static
 from pytreemod.tree.snapshots import AbstractState
 from pytreemod.typing import PyTree, class_of, jtu
 

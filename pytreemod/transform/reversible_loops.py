@@ -31,8 +31,8 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from pytreemod.errors import ArgumentError, StructureError, describe
-from pytreemod.tree.partitioning import combine, partition
 from pytreemod.tree.predicates import is_inexact_array
+from pytreemod.tree.prefixes import combine, partition
 from pytreemod.tree.traces import run_again
 from pytreemod.typing import PyTree, jtu, untyped_jax
 

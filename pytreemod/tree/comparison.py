@@ -19,10 +19,9 @@ import numpy as np
 
 from pytreemod.errors import describe
 from pytreemod.tree.instances import is_module, split_of, stored
-from pytreemod.tree.kinds import same_static
 from pytreemod.tree.nodes import children_of, own_class, stop_below
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.predicates import NUMBERS, is_array
+from pytreemod.tree.predicates import NUMBERS, is_array, same_static
 from pytreemod.tree.split_arrays import split_text
 from pytreemod.typing import KeyPath, PyTree, Tracer, class_of, jtu
 
@@ -157,8 +156,8 @@ def tree_flatten_one_level(pytree: PyTree) -> tuple[list[PyTree], Any]:
     return jtu.tree_flatten(pytree, is_leaf=lambda node: next(answers, True))  # pyright: ignore[reportUnknownLambdaType]
 
 
+# What describes an array: its shape, dtype and, if JAX made it, weak type and sharding.
 _TYPES = (class_of(jax.typeof(0)), jax.ShapeDtypeStruct)
-"""What describes an array: its shape, dtype and, if JAX made it, weak type and sharding."""
 
 
 def is_number(leaf: Any) -> bool:
@@ -195,8 +194,8 @@ def varying_axes(aval: Any) -> frozenset[Any]:
     return frozenset(getattr(aval, "vma", None) or getattr(manual, "varying", ()))
 
 
+# What a tree has where the other has an entry, and it has none.
 _MISSING: Any = object()
-"""What a tree has where the other has an entry, and it has none."""
 
 
 class Difference(NamedTuple):

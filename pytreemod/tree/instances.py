@@ -34,8 +34,8 @@ from pytreemod.typing import jtu
 MISSING: Any = dataclasses.MISSING
 _new: Any = object.__new__
 
+# What is known of leaves below an instance: the names of the keys to each, and the value.
 LeafNotes = tuple[tuple[tuple[str, ...], Any], ...]
-"""What is known of leaves below an instance: the names of the keys to each, and the value."""
 
 
 class Notes(NamedTuple):
@@ -115,8 +115,8 @@ get_flat, set_flat = _slots["__flat__"].__get__, _slots["__flat__"].__set__
 get_split, set_split = _slots["__split__"].__get__, _slots["__split__"].__set__
 get_cached, set_cached = _slots["__cached__"].__get__, _slots["__cached__"].__set__
 
+# The split of an instance while its `__init__` runs.
 BUILDING = FieldSplit("being built", (), (), ())
-"""The split of an instance while its `__init__` runs."""
 
 
 class Stored(_Slots):
@@ -319,8 +319,8 @@ def _flatten_with_keys(node: Any) -> tuple[Iterable[Any], Any]:
 # Of this thread, or task: others read computed values meanwhile.
 _stored_alone: ContextVar[bool] = ContextVar("_stored_alone", default=False)
 
+# Whether attributes give the stored value.
 is_reading_stored = _stored_alone.get
-"""Whether attributes give the stored value."""
 
 
 class reading_stored:

@@ -1,4 +1,4 @@
-"""Predicates on leaves: whether they are arrays.
+"""Predicates on leaves: whether they are arrays, and whether two static values are the same.
 
 NumPy arrays and scalars count as arrays everywhere: they are traced, mapped and differentiated
 as JAX arrays are.
@@ -6,18 +6,19 @@ as JAX arrays are.
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.typing import Tracer
+from pytreemod.typing import Tracer, class_of
 
 ARRAYS: tuple[type, ...] = (jax.Array, np.ndarray, np.generic)
 _CARRIED: tuple[type, ...] = (*ARRAYS, Tracer)
+# The types of Python's own numbers.
 NUMBERS = (bool, int, float, complex)
-"""The types of Python's own numbers."""
 
 
 def is_array(element: Any) -> bool:
@@ -104,3 +105,28 @@ def is_inexact_array_like(element: Any) -> bool:
     if not isinstance(element, ARRAYS) and _converts(element):
         element = element.__jax_array__()
     return is_inexact_array(element) or isinstance(element, (float, complex))
+
+
+def same_static(a: Any, b: Any) -> bool:
+    """Whether a program that was traced for one static value is valid for the other.
+
+    It is if they have one type and are equal, inside tuples and lists, too: `1`, `1.0` and `True`
+    are three programs. (`jax.jit` itself takes `(1,)` and `(1.0,)` for one.) If comparing raises,
+    the two differ.
+
+    Examples:
+        >>> same_static((1, "a"), (1, "a")), same_static((1,), (1.0,)), same_static(1, True)
+        (True, False, False)
+    """
+    kind = class_of(a)
+    if a is b or kind is not class_of(b):
+        return a is b
+    if kind is tuple or kind is list:
+        return len(a) == len(b) and (all(map(is_, a, b)) or all(map(same_static, a, b)))
+    if isinstance(a, (np.ndarray, jax.Array)):
+        is_known = not (isinstance(a, Tracer) or isinstance(b, Tracer))
+        return is_known and (a.shape, a.dtype) == (b.shape, b.dtype) and bool((a == b).all())
+    try:
+        return bool(a == b)
+    except Exception:
+        return False

@@ -1,4 +1,4 @@
-"""Trees as strings, by wadler_lindig, with a hook for what it does not know.
+"""Trees and reports as strings: by wadler_lindig, with a hook for what it does not know.
 
 `tree_pformat` prints everything that is stored. `short_text`, the `repr` of a Module, leaves out
 what says nothing, and prints equal layers once. `rich_doc` is for treescope.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools as ft
 import inspect
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import groupby
@@ -27,9 +27,9 @@ from pytreemod.tree.instances import (
     schema_of,
     split_of,
 )
-from pytreemod.tree.kinds import same_static
 from pytreemod.tree.nodes import DEFAULT_ROLE, InheritedRole, own_class
 from pytreemod.tree.paths import pattern_text
+from pytreemod.tree.predicates import same_static
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import PyTree, class_of, is_instance, jtu
 
@@ -143,8 +143,8 @@ def short_text(tree: PyTree) -> str:
         return wl.pformat(tree, width=_WIDTH, custom=ft.partial(_short_doc, set(), False))
 
 
+# Characters in a line: a layer with its arrays and sizes fits.
 _WIDTH = 100
-"""Characters in a line: a layer with its arrays and sizes fits."""
 
 
 def _short_doc(seen: set[int], is_counted: bool, node: Any) -> Any:
@@ -321,3 +321,52 @@ def rich_text(text: str) -> Any:
     from treescope import rendering_parts  # pyright: ignore[reportMissingTypeStubs]
 
     return rendering_parts.text(text)
+
+
+def report_text(
+    name: str,
+    rows: Mapping[str, Sequence[str]],
+    rest: Sequence[str] = (),
+    always: str = "",
+    most: int | None = 10,
+) -> str:
+    """Return a report as a string: how many findings of each kind, and the first few of them.
+
+    Args:
+        name: of the report.
+        rows: a list for each kind.
+        rest: other counts.
+        always: the kind that is counted even if it is empty.
+        most: how many of each kind are printed; None for all.
+
+    Examples:
+        >>> print(report_text("Report", {"added": ["a", "b"], "removed": []}, ["3 equal"]))
+        Report: 2 added, 3 equal
+          added
+            a
+            b
+    """
+    counts = [f"{len(items)} {kind}" for kind, items in rows.items() if items or kind == always]
+    lines = [f"{name}: {', '.join([*counts, *rest])}"]
+    for kind, items in rows.items():
+        lines += [f"  {kind}"] if items else []
+        lines += [f"    {item}" for item in items[:most]]
+        lines += [f"    and {len(items) - most} more"] if most and len(items) > most else []
+    return "\n".join(lines)
+
+
+def aligned(lines: Sequence[Sequence[str]], sides: str) -> list[str]:
+    r"""Lines of cells as strings, with aligned columns.
+
+    Args:
+        lines: with equally many cells.
+        sides: for each column `<` for flush left, `>` for flush right.
+
+    Examples:
+        >>> print("\n".join(aligned([["path", "size"], ["a.b", "3"]], "<>")))
+        path  size
+        a.b      3
+    """
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    form = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
+    return [form.format(*line).rstrip() for line in lines]

@@ -15,7 +15,6 @@ import atexit
 import threading
 import types
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from operator import is_
 from typing import Any
@@ -24,9 +23,8 @@ import jax
 import numpy as np
 
 from pytreemod.tree.instances import get_cached, is_finished, is_module, set_cached
-from pytreemod.tree.kinds import same_static
 from pytreemod.tree.nodes import is_node, is_plain_tuple
-from pytreemod.tree.predicates import is_array, is_carried
+from pytreemod.tree.predicates import is_array, is_carried, same_static
 from pytreemod.typing import PyTree, class_of, jtu
 
 
@@ -142,53 +140,39 @@ def structure_of(leaves: Sequence[Any], treedef: Any) -> tuple[list[Any], Struct
     return arrays, structure
 
 
-class AbstractState(ABC):
+class AbstractState:
     """A node that is no Module, but never changes either, and caches its own snapshot."""
 
     __slots__ = ()
 
-    @abstractmethod
-    def __snapshot__(self) -> Snapshot:
-        """Return its arrays and structure.
-
-        Raises:
-            TypeError: if a non-array leaf cannot be hashed.
-        """
-
-    @abstractmethod
-    def __pending__(self) -> Any:
-        """Return a function `(structure, arrays) -> node` that makes one like this, pending."""
-
-    # Not a method, which each jitted call with a State would have to call.
+    # Its snapshot, if it is cached; no method, which each jitted call would have to call.
     __cached_snapshot__: Snapshot | None
-    """Its snapshot, if it is cached."""
 
-    @abstractmethod
-    def __usable__(self) -> bool:
-        """Whether it may still be flattened."""
+    # Return its arrays and structure; TypeError if a non-array leaf cannot be hashed.
+    __snapshot__: Callable[[], Snapshot]
 
-    @abstractmethod
-    def __values__(self) -> Mapping[Any, PyTree]:
-        """Return its values by identity; also those of a used State."""
+    # Return a function `(structure, arrays) -> node` that makes one like this, pending.
+    __pending__: Callable[[], Any]
 
-    @abstractmethod
-    def __replaced__(self) -> Set[Any]:
-        """The identities of the values that were replaced: all, of a State that was used up."""
+    # Whether it may still be flattened.
+    __usable__: Callable[[], bool]
 
-    @abstractmethod
-    def __note_copy__(self, copy: Any) -> None:
-        """Note the values that a copy has replaced, which a transform made for its function."""
+    # Return its values by identity; also those of a used State.
+    __values__: Callable[[], Mapping[Any, PyTree]]
 
-    @abstractmethod
-    def __drawn__(self, after: Any) -> list[str]:
-        """The names of the random streams that were drawn from until a later State."""
+    # The identities of the values that were replaced: all, of a State that was used up.
+    __replaced__: Callable[[], Set[Any]]
+
+    # Note the values that a copy has replaced, which a transform made for its function.
+    __note_copy__: Callable[[Any], None]
+
+    # The names of the random streams that were drawn from until a later State.
+    __drawn__: Callable[[Any], list[str]]
 
 
+# Its `mark` is an object for the last moment at which any State was used up. A transform compares
+# it before and after a call: most calls use none up.
 last_use = types.SimpleNamespace(mark=object())
-"""Its `mark` is an object for the last moment at which any State was used up.
-
-A transform compares it before and after a call: most calls use none up.
-"""
 
 
 def is_state(node: Any) -> bool:
@@ -202,8 +186,8 @@ def states_in(tree: PyTree) -> list[AbstractState]:
     return [leaf for leaf in jtu.tree_leaves(tree, is_leaf=is_state) if is_state(leaf)]
 
 
+# Objects that could have changed, each with its contents (see `_contents`).
 Containers = tuple[tuple[Any, tuple[Any, ...]], ...]
-"""Objects that could have changed, each with its contents (see `_contents`)."""
 
 
 class Snapshot:

@@ -8,9 +8,15 @@ from typing import Any, NoReturn, TypeVar, overload
 from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.tree.instances import MISSING, schema_of, stored
 from pytreemod.tree.locating import Found, Target, locate
-from pytreemod.tree.nodes import children_of, found_in, locations, node_like, tied_paths
+from pytreemod.tree.nodes import (
+    children_of,
+    found_in,
+    locations,
+    node_like,
+    tied_paths,
+    with_new_containers,
+)
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import Selector, is_function
 from pytreemod.typing import IsLeaf, KeyPath, PyTree, is_instance
 

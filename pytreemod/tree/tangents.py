@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 from pytreemod.errors import SpecError, StructureError, describe
 from pytreemod.tree.comparison import side_text
+from pytreemod.tree.nodes import with_new_containers
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import NUMBERS, is_array_like, is_inexact_array
 from pytreemod.tree.prefixes import spread
-from pytreemod.tree.renewing import with_new_containers
 from pytreemod.typing import KeyPath, PyTree, jtu
 
 _T = TypeVar("_T")
