@@ -220,7 +220,7 @@ class ModuleMeta(abc.ABCMeta):
                 split = schema.splits.get(schema.types_of(values))
             except KeyError:
                 split = None
-            if split is not None and not split.computed and fits(split, values):
+            if split and not (split.computed or (split.asked and not fits(split, values))):
                 set_split(node, split)
                 for check in schema.checks:
                     check(node)

@@ -61,6 +61,7 @@ class Notes(NamedTuple):
 NO_NOTES = Notes()
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class FieldSplit:
     """One way in which the fields of a class divide; it is compared by identity.
 
@@ -73,27 +74,19 @@ class FieldSplit:
         asked: configuration of which the types do not tell all, each with what they do not.
     """
 
-    __slots__ = (
-        *("__weakref__", "computed", "config", "data", "keys", "name", "names"),
-        *("take_all", "take_config", "take_data", "asked"),
-    )
+    name: str
+    data: tuple[str, ...]
+    config: tuple[str, ...]
+    names: tuple[str, ...]
+    computed: frozenset[str] = frozenset()
+    asked: Sequence[tuple[str, Any]] = ()
 
-    def __init__(
-        self,
-        name: str,
-        data: tuple[str, ...],
-        config: tuple[str, ...],
-        names: tuple[str, ...],
-        computed: frozenset[str] = frozenset(),
-        asked: Sequence[tuple[str, Any]] = (),
-    ):
-        self.name, self.data, self.config, self.names = name, data, config, names
-        self.computed, self.asked = computed, asked
-        self.keys = tuple([jtu.GetAttrKey(each) for each in data])
-        self.take_data, self.take_config = _getter(data), _getter(config)
+    def __post_init__(self) -> None:
+        self.keys = tuple([jtu.GetAttrKey(each) for each in self.data])
+        self.take_data, self.take_config = _getter(self.data), _getter(self.config)
         # From the values of a flattened instance, in the class's order, which `vars` shows.
-        both = (*data, *config)
-        self.take_all = _getter([both.index(each) for each in names])
+        both = (*self.data, *self.config)
+        self.take_all = _getter([both.index(each) for each in self.names])
 
     def __repr__(self) -> str:
         return self.name

@@ -113,14 +113,10 @@ class Selector(Rule):
     def __and__(self, other: Any) -> Selector:
         return _Joined("&", (self, as_selector(other)))
 
-    def __rand__(self, other: Any) -> Selector:
-        return _Joined("&", (as_selector(other), self))
-
     def __or__(self, other: Any) -> Selector:
         return _Joined("|", (self, as_selector(other)))
 
-    def __ror__(self, other: Any) -> Selector:
-        return _Joined("|", (as_selector(other), self))
+    __rand__, __ror__ = __and__, __or__
 
     def __invert__(self) -> Selector:
         return _Joined("~", (self,))

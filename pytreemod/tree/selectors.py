@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import builtins
-from typing import Any, overload
 
 from pytreemod.tree import selecting
 from pytreemod.tree.selecting import Selector
@@ -87,17 +86,11 @@ def role(*roles: str) -> Selector:
     return selecting.role_selector(roles)
 
 
-# Two forms, because a class can be called, too: type checkers would not know the type of a lambda.
-@overload
-def at(where: Where) -> Selector: ...
-@overload
-def at(where: str | builtins.type | Selector) -> Selector: ...
-def at(where: Any) -> Selector:
+def at(where: Where) -> Selector:
     """Select leaves by access, as in [`tree_at`][pytreemod.tree_at]: `select.at(lambda m: m.head)`.
 
     Args:
-        where: a function from the tree to a node, or to a sequence of nodes; or, as in `tree_at`, a
-            path, a class or a selector.
+        where: a function from the tree to a node, or to a sequence of nodes.
 
     Returns:
         A selector of everything at or below these nodes. It refuses a tree in which `where`
@@ -109,6 +102,4 @@ def at(where: Any) -> Selector:
         >>> pm.filter({"a": [1, 2], "b": 3}, pm.select.at(lambda t: t["a"][0]))
         {'a': [1, None], 'b': None}
     """
-    if isinstance(where, (str, builtins.type, Selector)):
-        return selecting.as_selector(where)
     return selecting.AccessSelector(where)

@@ -38,9 +38,7 @@ class Structure:
     __slots__ = ("__weakref__", "count", "positions", "statics", "treedef")
 
     def __init__(self, treedef: Any, positions: tuple[int, ...] | None, statics: tuple[Any, ...]):
-        self.treedef = treedef
-        self.positions = positions
-        self.statics = statics
+        self.treedef, self.positions, self.statics = treedef, positions, statics
         self.count = treedef.num_leaves if positions is None else len(positions)
 
     @property
@@ -72,12 +70,8 @@ class Structure:
 
     def place(self, values: Sequence[Any], rest: Any = None) -> PyTree:
         """A tree of this structure with a value for each array, and `rest` for all other leaves."""
-        if self.positions is None:
-            return self.treedef.unflatten(values)
-        leaves = [rest] * self.treedef.num_leaves
-        for position, value in zip(self.positions, values, strict=True):
-            leaves[position] = value
-        return self.treedef.unflatten(leaves)
+        others = (rest,) * self.treedef.num_leaves
+        return Structure(self.treedef, self.positions, others).assemble(values)
 
 
 def divide(
