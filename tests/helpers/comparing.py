@@ -1,6 +1,5 @@
 """Compare trees without the library: field by field, leaf by leaf."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -9,13 +8,13 @@ import numpy as np
 from pytreemod import BoundMethod, Module
 from pytreemod.state.tokens import Unnamed
 from pytreemod.transform.wrapping import Transformed
+from pytreemod.tree.instances import all_stored
 from tests.helpers.trees import Registered
 
 
 def field_names(module: Module) -> list[str]:
     """The fields of a Module that are set."""
-    names = [f.name for f in dataclasses.fields(module)]
-    return [name for name in names if name in vars(module) or hasattr(module, name)]
+    return list(all_stored(module))
 
 
 def differences(a: Any, b: Any, path: str = "root", *, identical: bool = False) -> list[str]:
@@ -26,7 +25,12 @@ def differences(a: Any, b: Any, path: str = "root", *, identical: bool = False) 
         names = field_names(a)
         if names != field_names(b):
             return [f"{path}: fields {names} and {field_names(b)}"]
-        pairs = [(f".{n}", getattr(a, n), getattr(b, n)) for n in names]
+        pairs = [(f".{n}", getattr(a, n), getattr(b, n)) for n in names if n in vars(a)]
+        if len(pairs) < len(names):
+            # What reads as something else is made anew by each reading.
+            pairs.append((" (leaves)", jax.tree.leaves(a), jax.tree.leaves(b)))
+            if jax.tree.structure(a) != jax.tree.structure(b):
+                return [f"{path}: two structures"]
     elif isinstance(a, dict):
         if list(map(repr, sorted(a, key=repr))) != list(map(repr, sorted(b, key=repr))):
             return [f"{path}: keys {list(a)} and {list(b)}"]

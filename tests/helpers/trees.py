@@ -342,6 +342,13 @@ class WithProperty(pm.Module):
         return self.missing_thing  # pyright: ignore[reportAttributeAccessIssue]
 
 
+class Bounded(pm.Module):
+    """A field that takes positive numbers alone."""
+
+    weight: jax.Array = pm.field(constraint=pm.constraints.positive)
+    inner: Any
+
+
 def by_hand() -> Affine:
     """An instance that was made without calling the class."""
     made = object.__new__(Affine)
@@ -396,6 +403,15 @@ MODULES: dict[str, Callable[[], pm.Module]] = {
     "string annotations, abstract": lambda: string_annotations.Provided(ramp(2)),
     "string annotations, InitVar": lambda: string_annotations.Initialized(2),
     "string annotations, nested": lambda: string_annotations.Pair(string_annotations.Pair(ramp(2))),
+    "computed leaf": lambda: Affine(pm.computed(jnp.negative, ramp(2, 3)), ramp(2)),
+    "constrained": lambda: Bounded(ramp(2, start=1.0), affine()),
+    "tied": lambda: pm.tie(Affine(affine(), affine()), "bias.bias", to="weight.bias"),  # pyright: ignore
+    "tied through": lambda: pm.tie(
+        Affine(ramp(2, 3), ramp(3, 2)), "bias", to="weight", through=jnp.transpose
+    ),
+    "own roles and axes": lambda: pm.with_axis_names(
+        pm.with_role(affine(), "bias", "buffer"), pm.by({"bias": "rows", ...: None})
+    ),
     "token": lambda: pm.StateIndex(ramp(2)),
     "by hand": by_hand,
 }

@@ -45,7 +45,7 @@ def test_deep_copies_and_pickles_are_equal(name):
 @every_module
 def test_replace_of_one_field_leaves_the_others(make):
     """m.replace(x=v).x == v, and every other field is as it was."""
-    module = make()
+    module = pm.resolve(make())
     names = [field.name for field in dataclasses.fields(module) if hasattr(module, field.name)]
     for name in names:
         if not isinstance(module, (Checked, Converted, Child)):  # These refuse None.

@@ -82,7 +82,7 @@ def test_a_function_of_jax_around_a_module_is_told():
 def test_flatten_gives_the_fields_in_order():
     """The children are the data fields in the order of declaration, by attribute."""
     for make in trees.MODULES.values():
-        module = make()
+        module = pm.resolve(make())
         pairs, _ = jtu.tree_flatten_with_path(module, is_leaf=lambda x, m=module: x is not m)
         names = [path[0].name for path, _ in pairs]
         assert names == [f.name for f in dataclasses.fields(module) if f.name in names]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import StateError
+from pytreemod.errors import SpecError, StateError
 from tests.helpers.comparing import assert_same
 from tests.helpers.equations import equations
 from tests.helpers.racing import race
@@ -217,6 +217,14 @@ def test_repr_and_equality():
     assert repr([state]) == "[State(<used up by set(<root>)>)]"
     with pytest.raises(TypeError, match="unhashable"):
         hash(state)
+
+
+def test_a_selector_that_picks_nothing_lists_the_names():
+    """As they are to be written: in brackets where a key of a dict is no word."""
+    _, state = pm.make_with_state(lambda: {"a b": [pm.StateIndex(0.0)], "c": {"d": Net()}})()
+    with pytest.raises(SpecError, match=r"the tree has: \['a b'\]\[0\], \['c'\]\['d'\]\.a, "):
+        state.seed(jax.random.key(0), "nothing")
+    assert state.seed(jax.random.key(0), "['c']['d'].noise") != state.restored()
 
 
 def test_a_returned_state_is_like_any_other():

@@ -48,6 +48,7 @@ def test_selectors_are_values():
         assert hash(one) == hash(two)
         assert pickle.loads(pickle.dumps(one)) == copy.deepcopy(one) == one
         assert all(one != other() for kind, other in SELECTORS.items() if kind != name)
+        assert one != name
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
+from jax.sharding import PartitionSpec as P
 
 import pytreemod as pm
 from pytreemod.errors import ArgumentError, ShapeError, StructureError
@@ -73,6 +74,7 @@ def test_under_jit_and_grad():
     ("trees", "match"),
     [
         ([Static(ramp(1), 1), Static(ramp(1), 2)], r"tree\.size"),
+        ([Static(ramp(1), (1, 2)), Static(ramp(1), (1, 3))], r"tree\.size"),
         ([[1.0, ramp(1)], [2.0, ramp(1)]], r"tree\[0\]: 1\.0 in trees\[0\]"),
         ([{"x": ramp(2)}, {"x": jnp.arange(2)}], r"tree\['x'\](.*)i32\[2\]"),
         ([ramp(2), ramp(2), ramp(3)], r"f32\[3\] in trees\[2\]"),
@@ -94,3 +96,16 @@ def test_arrays_without_one_size_cannot_be_unstacked():
     for tree, axis in (({"a": ramp(2), "b": ramp(2, 2)}, 1), ({"a": ramp(2), "b": ramp(3)}, 0)):
         with pytest.raises(ShapeError, match=r"\['a'\]: f32\[2\]\n.*\['b'\]"):
             pm.unstack(tree, axis)
+
+
+def test_the_error_shows_how_arrays_are_split():
+    """Along explicit axes of a mesh, of which several may split one axis of an array."""
+    kinds = (jax.sharding.AxisType.Explicit,) * 2
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=kinds, devices=jax.devices()[:4])
+    for spec, text in (
+        (P(("a", "b"), None), r"f32\[4@\(a,b\),6\]"),
+        (P(None, "b"), r"f32\[4,6@b\]"),
+    ):
+        x = jax.device_put(jnp.ones((4, 6)), jax.NamedSharding(mesh, spec))
+        with pytest.raises(StructureError, match=text):
+            pm.stack([x, jnp.ones(3)])

@@ -1,4 +1,4 @@
-"""apply_updates."""
+"""apply_updates, and derivatives that are passed in."""
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import StructureError
+from tests.helpers.comparing import assert_same
 from tests.helpers.trees import Static, affine, ramp
 
 
@@ -71,3 +72,16 @@ def test_updates_that_do_not_fit_are_refused(model, updates, error, text):
     """An update for what is not there does not pass in silence; nor do swapped arguments."""
     with jax.numpy_rank_promotion("allow"), pytest.raises(error, match=text):
         pm.apply_updates(model, updates)
+
+
+@pytest.mark.parametrize("wrong", [jnp.ones(2), jnp.ones(3, "float16"), 1.0, "text"])
+def test_a_cotangent_has_the_shape_and_dtype_of_its_value(wrong):
+    """None is zero, of a leaf or of a whole node."""
+    model = {"w": jnp.ones(3), "n": 2}
+    pullback = pm.filter_vjp(lambda m: [2.0 * m["w"], m["n"]], model)[1]
+
+    with pytest.raises(StructureError, match=r"cotangent\[0\].*for f32\[3\]"):
+        pullback([wrong, None])
+    assert_same(pullback([jnp.ones(3), None])[0], {"w": jnp.full(3, 2.0), "n": None})
+    for zero in (None, [None, None]):
+        assert_same(pullback(zero)[0]["w"], jnp.zeros(3))

@@ -54,6 +54,7 @@ def test_a_module_under_construction_is_not_remembered():
         def __init__(self):
             self.first = ramp(1)
             seen.append(identity(Holder(self)).content)
+            seen.append(identity(self))
             self.first = ramp(2)
             self.second = ramp(3)
 

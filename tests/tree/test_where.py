@@ -162,6 +162,7 @@ class Members(pm.Module):
     """Several layers as one, taken apart as users write it."""
 
     stacked: Affine
+    axes: int = pm.field(static=True, default=3)
 
     def __getitem__(self, i):
         return jax.tree.map(lambda leaf: leaf[i] if pm.is_array(leaf) else leaf, self.stacked)
@@ -180,6 +181,8 @@ class Members(pm.Module):
         (lambda m: m.stacked.bias if m.stacked.bias else m, SpecError, r"only pick"),
         (lambda m: [x for x in [m.stacked.bias] if pm.is_array(x)], SpecError, r"no nodes"),
         (lambda m: 3, SpecError, r"3"),
+        (lambda m: len(m.stacked.weight.shape) + 1, SpecError, r"only pick"),
+        (lambda m: m.axes + 1, SpecError, r"returns 4"),
         (lambda m: m.stacked.scaled, SpecError, r"Affine\.scaled"),
         (lambda m: [m.stacked.weight, 3], SpecError, r"3\]"),
         (lambda m: m.stacked.wieght, AttributeError, r"wieght"),
