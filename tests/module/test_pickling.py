@@ -171,3 +171,15 @@ def test_a_pickle_names_public_modules():
     assert b"jax.nn" in told
     with pytest.raises((pickle.PicklingError, AttributeError), match=r"Can't (pickle|get)"):
         pickle.dumps(Acts(None, jax.jit(lambda x: x)))
+
+
+def test_a_module_that_is_registered_goes_by_value():
+    """With cloudpickle alone: another process cannot import it."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        sent = [cloudpickle.dumps(fn) for fn in (Acts.named, Acts(None, Acts.named))]
+        assert pickle.loads(pickle.dumps(Acts.named)) is Acts.named
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert all(b"CodeType" in each for each in sent)
+    assert b"CodeType" not in cloudpickle.dumps(Acts.named)

@@ -108,6 +108,7 @@ def test_transforms_surgery_and_programs_keep_roles_apart(tmp_path):
     ("use", "text"),
     [
         (lambda: pm.with_role(affine(), "wieght", "buffer"), "wieght.*weight"),
+        (lambda: pm.with_role(affine(), lambda leaf: False, "buffer"), "picks no leaf.*weight"),
         # There is nothing that could keep their role.
         (lambda: pm.with_role({"a": ramp(1), "b": affine()}, ..., "buffer"), r"\['a'\]"),
         # As a role of its own it would train what was to be frozen.

@@ -1,4 +1,4 @@
-"""tree_equal, `==` of Modules, tree_flatten_one_level."""
+"""tree_equal, `==` of Modules, how far arrays are apart, tree_flatten_one_level."""
 
 import jax
 import jax.numpy as jnp
@@ -107,6 +107,24 @@ def test_tangents_of_integers_are_equal_by_their_shapes():
     assert pm.tree_equal(three, three.copy(), rtol=1e-3) is True
     assert pm.tree_equal(three, four) is False
     assert pm.tree_equal(three, np.zeros(3, bool)) is False
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "text"),
+    [
+        ([1.0, np.nan, np.inf], [1.0, np.nan, np.inf], "none"),
+        ([1.0, np.nan, 3.0], [2.0, np.nan, 5.0], "2 of 3 differ, by 2"),
+        ([np.nan, 1.0], [0.0, 1.0], "1 of 2 differ, by nan"),
+        ([1 + 1j, 2.0], [1 + 4j, 2.0], "1 of 2 differ, by 3"),
+        (np.float16([60000]), np.float16([-60000]), "1 of 1 differ, by 1.2e\\+05"),
+        (jax.random.key(0), jax.random.key(1), "1 of 2 differ, by 1"),
+    ],
+)
+def test_how_far_arrays_are_apart(a, b, text):
+    """In wide numbers; NaN equals NaN, as in a comparison of two files."""
+    a, b = ({"x": x if pm.is_array(x) else np.array(x)} for x in (a, b))
+    with pytest.raises(AssertionError, match=text):
+        raise AssertionError(str(pm.diff(a, b)))
 
 
 def test_flatten_one_level():

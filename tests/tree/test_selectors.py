@@ -6,7 +6,7 @@ import pytest
 import pytreemod as pm
 from pytreemod import select
 from pytreemod.errors import SpecError
-from tests.helpers.trees import Affine, Buffered, Pair
+from tests.helpers.trees import Affine, Buffered, Pair, ramp
 from tests.labels import label
 
 NAMES = ["b0w", "b0b", "b0c", "b1w", "b1b", "w", "mean", "low", "iw", "im", "il", "x", "y"]
@@ -100,6 +100,18 @@ def test_a_path_that_matches_nothing_is_an_error(selector, text):
     """The error has the paths of the tree, and the nearest of them."""
     with pytest.raises(SpecError, match=f"(?s){text}.*blocks\\[0\\]\\.weight"):
         pm.filter(model(), selector)
+
+
+def test_a_capture_picks_modules_themselves():
+    """A path, an access and their combinations mean the node there, and nothing below it."""
+    outer = pm.nn.Sequential([pm.nn.Sequential([pm.nn.Identity()] * 2), pm.nn.Identity()])
+    for selector, names in (
+        (select.path("layers[0]"), ["layers[0]"]),
+        (select.at(lambda m: m.layers[0]), ["layers[0]"]),
+        (select.at(lambda m: m), ["<root>"]),
+        (select.path("**.layers[0]"), ["layers[0].layers[0]", "layers[0]"]),
+    ):
+        assert list(pm.capture(outer, selector)(ramp(2))[1]) == names
 
 
 @pytest.mark.parametrize("spec", [3, None, ("weight", "bias"), pm.by({...: True})])
