@@ -26,7 +26,7 @@ from pytreemod.tree.selecting import (
     as_selector,
     refuse_unmatched,
 )
-from pytreemod.typing import FilterSpec, IsLeaf, KeyPath, PyTree, class_of, jtu
+from pytreemod.typing import FilterSpec, IsLeaf, KeyPath, PyTree, jtu
 
 Resolve = Callable[[Any, PyTree, KeyPath], list[Any]]
 
@@ -172,17 +172,20 @@ def spread(
     if inner is None:
         return resolve(spec, tree, path)
     children = children_of(tree)
-    is_alike = class_of(spec) is class_of(tree) or own_class(spec) is own_class(tree)
-    if children is None or not is_alike:
+    if children is None or own_class(spec) is not own_class(tree):
         odd = [path]
     elif not is_module(tree):
         # The same keys: a part must not apply to another's child.
         odd = [(*path, key) for key in dict(inner).keys() ^ dict(children).keys()]
     else:
-        # By name: the fields of a spec, with other values, may divide differently.
-        odd, names = [], [key.name for key, _ in children]
+        # By name: the fields of a spec, with other values, may divide differently. The spec may be
+        # of the model without its rules around calls, which mostly hold no leaves.
+        odd, children = (
+            [],
+            [x for x in children if hasattr(spec, x[0].name) or jtu.tree_leaves(x[1])],
+        )
         with reading_stored():
-            inner = [(name, getattr(spec, name, None)) for name in names]
+            inner = [(key.name, getattr(spec, key.name, None)) for key, _ in children]
     if odd:
         fact = f"{where}: {side_text(spec)} is no prefix of {side_text(tree)}"
         raise SpecError(fact, at=sorted(path_text(each, root) for each in odd))

@@ -53,6 +53,11 @@ def test_a_module_as_prefix_may_be_made_by_tree_map_and_surgery():
     layer = OwnInit(2)
     prefix = pm.tree_at(lambda m: m.weight, jax.tree.map(lambda _: False, layer), True)
     assert len(jax.tree.leaves(pm.filter(layer, prefix))) == 1
+    # Also of the model without its precision, and the other way round.
+    precise = pm.with_precision(layer, "bfloat16")
+    assert len(jax.tree.leaves(pm.filter(precise, prefix))) == 1
+    precise_prefix = jax.tree.map(lambda _: True, precise)
+    assert len(jax.tree.leaves(pm.filter(layer, precise_prefix))) == 2
 
 
 @pytest.mark.parametrize(
