@@ -180,11 +180,9 @@ def spread(
     else:
         # By name: the fields of a spec, with other values, may divide differently. The spec may be
         # of the model without its rules around calls, which mostly hold no leaves.
-        odd, children = (
-            [],
-            [x for x in children if hasattr(spec, x[0].name) or jtu.tree_leaves(x[1])],
-        )
+        odd = []
         with reading_stored():
+            children = [x for x in children if hasattr(spec, x[0].name) or jtu.tree_leaves(x[1])]
             inner = [(key.name, getattr(spec, key.name, None)) for key, _ in children]
     if odd:
         fact = f"{where}: {side_text(spec)} is no prefix of {side_text(tree)}"
