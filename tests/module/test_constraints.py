@@ -232,6 +232,7 @@ def test_each_of_several_as_one_is_constrained_alone():
         assert_same(pm.resolve(changed).member.layer.heights, values)
         np.testing.assert_allclose(changed[1](jnp.ones(3)), 1 + values[1].sum(0))
     many = pm.filter_vmap(Written)(jnp.asarray([1.0, 2.0]))
+    assert many.replace(scale=3.0).scale == pytest.approx(3.0)
     struct = jax.ShapeDtypeStruct((2,), "f4")
     made = pm.filter_eval_shape(lambda m: m, many).replace(scale=struct)
     assert jax.tree.structure(made) == jax.tree.structure(many)
