@@ -391,6 +391,7 @@ MISTAKES = {
     "traced": (lambda: pm.filter_jit(lambda x: pm.error_if(x, x, TEXT))(GOOD), "pred"),
     "no array": (lambda: jax.jit(lambda pred: pm.error_if(0.5, pred, TEXT))(True), r"0\.5"),
     "no message": (lambda: pm.branched_error_if(GOOD, False, 2, ["a", "b"]), "2"),
+    "no list": (lambda: pm.branched_error_if(GOOD, False, 0, TEXT), "messages are a list, not"),
     "no mode": (lambda: pm.error_if(GOOD, False, TEXT, on_error="explode"), "explode"),
 }
 
