@@ -80,6 +80,7 @@ def test_a_call_is_the_models_call_with_its_state():
     assert_equal(out, expected)
     assert_equal(net.state, after)
     assert_equal(pm.stateful(model, state.restored())(X)[0], expected)
+    assert_equal(pm.stateful(linear())(X)[0], linear()(X))
     assert pm.tree_equal(net.model, model)
 
 
