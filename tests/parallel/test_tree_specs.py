@@ -95,6 +95,8 @@ def test_a_table(key: jax.Array):
     table = pm.sharding_table(net, _mesh().abstract_mesh, RULES)
 
     assert str(table).endswith("\n136 bytes on each device, of 880")
+    whole = [line for line in str(table).splitlines() if "replicated" in line]
+    assert [line.split()[0] for line in whole] == ["['x']"]
     assert table.rows[0][:2] == ("['stack'].layer.weight", (3, 8, 8))
     assert table.rows[0][2] == ("layers", "out_features", "in_features")
     assert table.rows[0].spec == P(None, "tensor", "fsdp")
