@@ -75,6 +75,7 @@ TABLE = {
     "with_precision": [
         (lambda: pm.with_precision(MLP, only("layers.0.weight", "bf16")), SpecError, r"layers\.0"),
         (lambda: pm.with_precision(MLP, only(LORA, "bf16")), SpecError, "'lora'.* picks no Module"),
+        (lambda: pm.with_precision(small(MLP), only(pm.Computed, "bf16")), SpecError, "no Module"),
         # Arrays without a precision, or without a call that would cast them.
         (
             lambda: pm.with_precision([MLP, NORM], pm.by({nn.Linear: "bf16"})),
