@@ -61,7 +61,7 @@ def test_what_comes_back_is_x():
 @pytest.mark.parametrize("pred", [True, np.array([False, True]), 2, jnp.array([0, 3], jnp.uint8)])
 def test_any_true_is_a_failure(pred):
     """A predicate is a bool, a number or an array of any shape: one in it is enough."""
-    failure(pm.error_if, ramp(2), pred, TEXT)
+    assert len(failure(pm.error_if, ramp(2), pred, TEXT).__notes__) == 1  # Of the line alone.
     failure(pm.filter_jit(lambda x: pm.error_if(x, pred, TEXT)), ramp(2))
     failure(pm.filter_jit(lambda x, p: pm.error_if(x, p, TEXT)), ramp(2), jnp.asarray(pred))
 
