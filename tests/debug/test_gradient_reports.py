@@ -56,6 +56,9 @@ def test_every_parameter_is_of_the_kind_that_it_was_made_for():
     with pytest.raises(KeyError, match="mean"):
         REPORT["mean"]
     np.testing.assert_allclose(REPORT.loss, loss(NET, ramp(3)), rtol=1e-6)
+    title, *lines = str(REPORT).splitlines()
+    assert title == f"GradientReport: 3 zero, 3 nonzero, loss {REPORT.loss:.6g}"
+    assert lines[2:4] == ["    spare.none: f32[2,2]", "    spare.zero: f32[3]"]
 
 
 def test_norms_are_those_of_the_gradient_for_each_layer_too():

@@ -69,6 +69,7 @@ def test_backward_nan_is_the_identity_of_any_tree():
     tree = {"a": X, "n": jnp.arange(2), "text": "a"}
     gradient = pm.filter_grad(lambda t: jnp.sum(pm.debug.backward_nan(t)["a"] ** 2))(tree)
     assert (gradient["a"] == 2 * X).all()
+    assert pm.tree_equal(pm.debug.backward_nan(tree), tree)
 
 
 @pytest.mark.parametrize(

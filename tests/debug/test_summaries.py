@@ -78,6 +78,14 @@ path                               class      output     params  bytes  dtype
 500 parameters, 2,000 bytes"""
 
 
+def test_equal_layers_of_two_lists_are_two_rows_and_calls_are_counted():
+    one = nn.Linear(2, 2, key=KEY)
+    lines = str(pm.summary({"a": [one], "b": [one]})).splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ["a[0]", "b[0]"]
+    twice = pm.summary(pm.Partial(lambda m, x: m(m(x)), one), jnp.ones(2))
+    assert "f32[2] (1 of 2 calls)" in str(twice)
+
+
 def test_rows_have_what_numpy_counts():
     summary = pm.summary(NET, TOKENS)
     assert row_of(summary, "blocks[0].mlp.layers[0]").shape == STRUCT((8,), jnp.float32)

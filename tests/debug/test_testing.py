@@ -50,6 +50,7 @@ def test_nan_equals_nan():
     tree, same = {"a": jnp.array([1.0, jnp.nan])}, {"a": np.array([1.0, np.nan], np.float32)}
     assert_changed(tree, same, only=[])
     assert_trees_close(tree, same)
+    assert_trees_close(tree, {"a": tree["a"] * (1 + 1e-6)})
 
 
 @given(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import CheckError
+from pytreemod.errors import ArgumentError, CheckError
 from tests.helpers.trees import ramp
 
 
@@ -36,6 +36,15 @@ def test_each_trace_after_the_first_is_reported(scale):
     assert report.reports == announced == [SECOND, THIRD]
     assert str(report) == f"{SECOND}\n{THIRD}"
     assert str(pm.debug.explain_retraces(scale)).startswith(f"{SECOND}\n{THIRD}\n")
+
+
+def test_reports_are_printed_and_only_of_jitted_functions(scale, capsys):
+    with pm.debug.explain_retraces(scale):
+        scale(ramp(2), 1.0)
+        scale(ramp(2), 2.0)
+    assert capsys.readouterr().err == f"{SECOND}\n"
+    with pytest.raises(ArgumentError, match="function ramp is not jitted"):
+        pm.debug.explain_retraces(ramp)
 
 
 def test_in_the_functions_place(scale):

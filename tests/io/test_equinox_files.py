@@ -253,3 +253,15 @@ def test_a_damaged_file_is_told_with_the_path(data, number, tmp_path):
     (tmp_path / "model.eqx").write_bytes(data)
     with pytest.raises(FileError, match=rf"at \[{number}\]"):
         tree_deserialise_leaves(tmp_path / "model", [jnp.zeros((2, 3)), 0.0, np.zeros(3, int)])
+
+
+def test_a_file_with_more_leaves_is_of_another_tree(tmp_path):
+    """With a function for each leaf, and in an open file, there may be more."""
+    path, like = tmp_path / "two.eqx", [jnp.ones(2)]
+    tree_serialise_leaves(path, [jnp.ones(2), jnp.ones(3)])
+    with pytest.raises(FileError, match="more leaves than like"):
+        tree_deserialise_leaves(path, like)
+    spec = lambda file, leaf: pm.default_deserialise_filter_spec(file, leaf)  # noqa: E731
+    assert_same(tree_deserialise_leaves(path, like, filter_spec=spec), like)
+    with open(path, "rb") as file:
+        assert_same(tree_deserialise_leaves(file, like), like)

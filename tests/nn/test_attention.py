@@ -85,6 +85,8 @@ def test_masks_for_all_for_heads_and_for_examples():
     assert_close(
         call(layer, x, mask=mask[0, 0])[1], call(layer, x[1], mask=jnp.asarray([mask[0, 0]] * 2))
     )
+    narrow = make(2, 4, vo_size=3, implementation="xla")
+    assert_close(call(narrow, x), call(narrow.replace(implementation=None), x))
     xla = layer.replace(implementation="xla")
     for part in (mask, mask[:, :1], mask[:1], mask[0, 0]):
         assert_close(

@@ -57,6 +57,33 @@ def test_training_is_the_formula(momentum, affine, shape, axis_name):
     assert after is state
 
 
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_the_other_modes_are_their_formulas(mode):
+    """Of "batch", inference divides by the sum of the weights; "ema" starts with the first batch.
+
+    Both move by the biased variance, and "ema" also trains with its averages.
+    """
+    layer, state = nn.make_with_state(nn.BatchNorm)(3, mode=mode, momentum=0.75)
+    mean, var = np.zeros(3), np.ones(3)
+    x = wave(4, 3)
+    assert_close(layer(jnp.asarray(x), state, inference=True)[0], normalized(x, mean, var))
+
+    for step in range(2):
+        x = wave(4, 3, phase=step) + step
+        out, state = layer(jnp.asarray(x), state)
+        own = x.mean(0), x.var(0)
+        keep = 0 if mode == "ema" and step == 0 else 0.75
+        mean, var = (keep * a + (1 - keep) * b for a, b in zip((mean, var), own, strict=True))
+        used = (mean, var) if mode == "ema" else own
+        assert_close(out, normalized(x, *used), atol=1e-4)
+
+    names = {"batch": layer.batch_state_index, "ema": layer.ema_state_index}
+    assert [kind for kind, index in names.items() if index is layer.state_index] == [mode]
+    share = 1 if mode == "ema" else 1 - 0.75**2
+    expected = normalized(x, mean / share, var / share)
+    assert_close(layer(jnp.asarray(x), state, inference=True)[0], expected, atol=1e-4)
+
+
 def test_the_variance_does_not_cancel():
     """A large mean costs no accuracy: 1e4 + (-1, 1) becomes (-1, 1)."""
     layer, state = nn.make_with_state(nn.BatchNorm)(1, eps=0.0)

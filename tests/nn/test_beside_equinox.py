@@ -46,7 +46,6 @@ CALLED = [name for name, (_, *inputs) in LAYERS.items() if inputs]
 
 
 @pytest.mark.parametrize("name", as_parameters(CALLED, str))
-@pytest.mark.sampled(4)
 def test_value_and_gradients_are_equinoxs(name, key):
     """Of the weights, which have the same paths, and of the inputs; and all sizes and flags are."""
     make, *inputs = LAYERS[name]

@@ -22,6 +22,9 @@ def test_initializers_keep_the_axes_apart(key):
         assert_close(layer.bias, np.arange(5).reshape(5, 1, 1))
 
 
+MODES = {"ZEROS": "constant", "reflect": "reflect", "REPLICATE": "edge", "CIRCULAR": "wrap"}
+
+
 def test_four_spatial_axes_are_as_good_as_two(key):
     """JAX has convolutions over any number; restated for a kernel of one tap."""
     layer = nn.Conv(4, 2, 3, 1, use_bias=False, key=key)
@@ -45,11 +48,13 @@ def test_four_spatial_axes_are_as_good_as_two(key):
 )
 def test_paddings(key, padding, size, stride, pads):
     """ "SAME" gives ceil(size / stride) outputs; odd amounts go above, or below for SAME_LOWER."""
-    layer = nn.Conv1d(1, 1, 4, stride, padding, use_bias=False, key=key)
-    x, kernel = np.pad(wave(size), pads), np.asarray(layer.weight)[0, 0]
+    for mode, numpys in MODES.items():
+        options = {"use_bias": False, "padding_mode": mode}
+        layer = nn.Conv1d(1, 1, 4, stride, padding, **options, key=key)
+        x, kernel = np.pad(wave(size), pads, numpys), np.asarray(layer.weight)[0, 0]
 
-    expected = [x[start : start + 4] @ kernel for start in range(0, len(x) - 3, stride)]
-    assert_close(layer(jnp.asarray(wave(size))[None])[0], np.array(expected))
+        expected = [x[start : start + 4] @ kernel for start in range(0, len(x) - 3, stride)]
+        assert_close(layer(jnp.asarray(wave(size))[None])[0], np.array(expected))
 
 
 @pytest.mark.parametrize(("stride", "taps"), [(1, 4), (3, 1), (3, 9)])
@@ -83,7 +88,7 @@ def test_it_is_the_transpose_of_a_convolution(key, padding):
     assert_close(up(y), transpose(y)[0])
 
 
-@pytest.mark.parametrize("groups", [1, 4, 8])
+@pytest.mark.parametrize("groups", [1, 4, 3])
 @pytest.mark.parametrize(
     ("batch", "spec", "over"),
     [
@@ -96,7 +101,7 @@ def test_it_is_the_transpose_of_a_convolution(key, padding):
 @pytest.mark.sampled(4)
 def test_gradients_on_a_mesh_are_those_of_one_device(key, groups, batch, spec, over):
     """XLA multiplies those of grouped weights by the size of a mesh axis without a batch."""
-    layer, x = nn.Conv1d(8, 8, 3, groups=groups, key=key), jnp.asarray(wave(*batch, 8, 4))
+    layer, x = nn.Conv1d(12, 12, 3, groups=groups, key=key), jnp.asarray(wave(*batch, 12, 4))
 
     def loss(layer, x):
         return jnp.sum(jnp.sin(over(layer)(x)))

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pytreemod as pm
 from pytreemod import nn
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
@@ -101,3 +102,38 @@ def test_initializers_and_dtype_reach_every_layer_of_an_mlp(key):
         assert layer.weight.dtype == layer.bias.dtype == jnp.bfloat16
         assert (layer.weight == 1).all()
         assert (layer.bias == 0).all()
+
+
+def test_each_neuron_of_an_mlp_has_its_own_parameters_of_the_activation(key):
+    """For each hidden layer, and of the results; a result without an axis has one copy."""
+    x, (one, two, end) = wave(5, 3), np.abs(wave(3, 4))
+    mlp = nn.MLP(3, 4, 4, 2, nn.PReLU(), nn.PReLU(), key=key)
+    slopes = {"activation": np.stack([one, two]), "final_activation": end}
+    mlp = mlp.replace(
+        **{name: nn.PReLU().replace(negative_slope=jnp.asarray(s)) for name, s in slopes.items()}
+    )
+
+    y = x
+    for layer, slope in zip(mlp.layers, (one, two, end), strict=True):
+        y = np.asarray(layer(jnp.asarray(y)))
+        y = np.where(y < 0, slope * y, y)
+    assert_close(mlp(jnp.asarray(x)), y)
+    scalar = nn.MLP(3, "scalar", 4, 1, final_activation=nn.PReLU(), key=key)
+    before = scalar.replace(final_activation=lambda x: x)(jnp.asarray(x))
+    assert_close(scalar(jnp.asarray(x)), np.where(before < 0, before / 4, before))
+
+
+def test_axes_are_named_after_features_and_letters(key):
+    """Several features by number; a bias has the last axes of the result."""
+    layers = [
+        nn.LinearGeneral(2, (3, 4), key=key),
+        nn.LinearGeneral((2, 3), 4, (-2, -1), key=key),
+        nn.Einsum("...hi,hio->...ho", (2, 3, 4), (1, 4), key=key),
+    ]
+
+    outs = "out_features_0", "out_features_1"
+    assert [(n.weight, n.bias) for n in pm.axis_names(layers)] == [
+        (("in_features", *outs), outs),
+        (("in_features_0", "in_features_1", "out_features"), ("out_features",)),
+        (("h", "i", "o"), ("h", "o")),
+    ]

@@ -192,6 +192,8 @@ TABLE = {
         ),
         (lambda: nn.GroupNorm(2, 4, num_spatial_dims=2)(ones(2, 5, 4, 3)), ShapeError, "spatial"),
         (lambda: nn.GroupNorm(2, 4)(ones(7, 4, 2)), ShapeError, r"\(4, \.\.\.\)"),
+        (lambda: nn.GroupNorm(2), ArgumentError, "needs channels"),
+        (lambda: nn.GroupNorm(3, 4), ArgumentError, r"GroupNorm\(groups\).*divisor of 4, got 3"),
         (lambda: nn.InstanceNorm(3)(ones(7, 3, 5)), ShapeError, "InstanceNorm"),
         (lambda: nn.InstanceNorm(3)(ones(3)), ShapeError, "several values"),
         (lambda: nn.InstanceNorm(3, num_spatial_dims=1)(ones(3, 3, 1)), ShapeError, "several"),
@@ -245,6 +247,7 @@ TABLE = {
                 ((2, 5, 4), {"axis": -2, "offset": np.zeros(5)}, r"\(2,\)"),
             ]
         ),
+        (lambda: ROPE(jnp.ones((5, 4), int)), ArgumentError, "floating"),
         (lambda: ROPE.replace(scaling={"rope_type": "yarn", "factor": 2}), ArgumentError, "'yarn'"),
     ],
     "over time": [
@@ -300,6 +303,7 @@ TABLE = {
             (ft.partial(nn.Embedding(5, 3, key=KEY), x), ArgumentError, "Embedding")
             for x in (jnp.array(True), np.ones(2), 1.0)
         ),
+        (lambda: nn.Shared([X, BATCH], lambda t: t[0], lambda t: t[1]), ShapeError, r"Shared\(get"),
         # The number of rows is said twice, and one of them is wrong.
         (lambda: nn.Embedding(num_embeddings=3, weight=ones(4, 2))(1), ShapeError, "weight"),
         (lambda: nn.PReLU(ones(3))(ones(3, 5)), ShapeError, "PReLU"),

@@ -9,7 +9,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import StateError
+from pytreemod.errors import ArgumentError, StateError
 from tests.helpers.equations import equations
 from tests.nn.numbers_to_compare import assert_close
 
@@ -79,6 +79,8 @@ def test_a_call_is_the_models_call_with_its_state():
 
     assert_equal(out, expected)
     assert_equal(net.state, after)
+    assert_equal(pm.stateful(model, state.restored())(X)[0], expected)
+    assert_equal(pm.stateful(linear())(X)[0], linear()(X))
     assert pm.tree_equal(net.model, model)
 
 
@@ -205,6 +207,7 @@ def test_an_old_net_is_refused_and_may_be_restored():
     [
         (lambda: pm.stateful(normed(), pm.State(nn.BatchNorm(2))), StateError, "token"),
         (lambda: pm.stateful(pm.make_with_state(nn.BatchNorm)(2)[0]), StateError, "model"),
+        (lambda: pm.stateful(jnp.tanh), ArgumentError, "a model, got the function tanh"),
         (
             lambda: pm.stateful(coder()).apply(lambda model, x, state: (state, x), X),
             StateError,

@@ -73,6 +73,7 @@ def test_a_step_runs_as_on_one_device(kind: AxisType, key: jax.Array):
 MISTAKES = {
     "no such name": ({"out_feature": "fsdp"}, "out_feature"),
     "one axis twice": ({"out_features": "fsdp", "in_features": "fsdp"}, "weight"),
+    "uneven": ({"out_features": "tensor"}, r"weight: f32\[6,2\](.|\n)*bias(.|\n)*'tensor': 4"),
     "no such axis": ({"out_features": "data"}, "data"),
 }
 
@@ -82,15 +83,20 @@ def test_rules_that_split_nothing_or_cannot_are_refused(rules: Any, where: str, 
     """A leaf would lie whole on each device."""
     with pytest.raises(pm.PytreemodError, match=where):
         pm.shardings(nn.Linear(2, 6, key=key), _mesh(), pm.AxisRules(rules))
+    with pytest.raises(pm.errors.ArgumentError, match="'fsdp' is neither AxisRules"):
+        pm.shardings(nn.Linear(2, 6, key=key), _mesh(), "fsdp")
 
 
 def test_a_table(key: jax.Array):
     """Each leaf with its shape, names, spec, and the bytes that JAX puts on a device."""
     net = {"stack": nn.Stack(lambda key: nn.Linear(8, 8, key=key), 3, key=key), "x": jnp.ones(4)}
-    table = pm.sharding_table(jax.eval_shape(lambda: net), _mesh().abstract_mesh, RULES)
     placed = jax.device_put(net, pm.shardings(net, _mesh(), RULES))
+    net = pm.filter_eval_shape(lambda: net | {"no array": "text"})
+    table = pm.sharding_table(net, _mesh().abstract_mesh, RULES)
 
     assert str(table).endswith("\n136 bytes on each device, of 880")
+    whole = [line for line in str(table).splitlines() if "replicated" in line]
+    assert [line.split()[0] for line in whole] == ["['x']"]
     assert table.rows[0][:2] == ("['stack'].layer.weight", (3, 8, 8))
     assert table.rows[0][2] == ("layers", "out_features", "in_features")
     assert table.rows[0].spec == P(None, "tensor", "fsdp")

@@ -30,8 +30,8 @@ SIMPLE = [
 ]
 # Each with a shape that it takes.
 WITH_AXES = [
-    (constraints.simplex, (4,)),
     (constraints.simplex, (1,)),
+    (constraints.simplex, (4,)),
     (constraints.ordered_vector, (3,)),
     (constraints.lower_cholesky, (3, 3)),
     (constraints.positive_definite, (2, 2)),

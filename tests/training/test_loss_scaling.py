@@ -25,6 +25,7 @@ def test_the_factor_grows_and_shrinks():
     assert history(scale, [False, False, False]) == [2, 2, 2]
     # The step that was not finite starts a new row.
     assert history(scale, [True, False, True, True]) == [8, 2, 2, 8]
+    assert history(pm.LossScale(8.0, period=3), [True] * 4) == [8, 8, 16, 16]
 
 
 def test_the_factor_grows_as_long_as_one_can_divide_by_it():

@@ -59,3 +59,18 @@ def test_without_one_the_leaf_is_what_is_trained():
 
     assert pm.named_leaves(mapped)["bias.trees.0"] is norm.bias
     assert mapped.bias.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_the_parts_of_a_matrix_have_the_names_of_its_axes():
+    """Rows and columns, where a part has them."""
+    linear, rows, columns = nn.Linear(3, 4, key=jax.random.key(0)), "out_features", "in_features"
+    for made, expected in [
+        (
+            pm.lora(linear, "weight", 2, key=jax.random.key(1)),
+            {"a": (None, columns), "b": (rows, None)},
+        ),
+        (pm.quantize(linear, "int8"), {"numbers": (rows, None), "scales": (rows, None)}),
+    ]:
+        found = jax.tree.leaves(pm.axis_names(made), is_leaf=lambda x: type(x) is tuple)
+        named = dict(zip(pm.named_leaves(made), found, strict=True))
+        assert {name: named[f"weight.{name}"] for name in expected} == expected

@@ -434,6 +434,8 @@ def test_a_precision_is_printed(precision):
     text = repr(given).removeprefix(f"{model!r} in ")
     assert pm.with_precision(model, text) == given
     assert repr(pm.with_precision(given, None)) == repr(model)
+    inner = pm.with_precision(model, pm.by({"inner": None, ...: precision}))
+    assert repr(inner).count(" in no precision") == 1
 
 
 WRITTEN = {

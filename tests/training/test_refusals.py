@@ -3,6 +3,7 @@
 `tests/messages.md` has the most common mistakes. The error has the path, or the name.
 """
 
+import functools as ft
 import math
 
 import jax
@@ -21,6 +22,7 @@ LINEAR, MLP = nn.Linear(3, 4, key=KEY), nn.MLP(3, 3, 3, 1, key=KEY)
 TIED = pm.tie(MLP, "layers[1].weight", to="layers[0].weight")
 NOISY = [AFFINE, nn.Dropout(0.5)]
 QUIET = pm.inference_mode(NOISY)
+LORA = pm.select.role("lora")
 SGD, MOMENTUM = optax.sgd(1.0), optax.sgd(1.0, momentum=0.9)
 SUMS = optax.stateless(lambda grads, params: jax.tree.map(jnp.sum, grads))
 
@@ -51,6 +53,7 @@ def ones(*shape, dtype=None):
 TABLE = {
     "Optimizer": [
         (lambda: pm.Optimizer(pm.by({...: None})).init(AFFINE), ArgumentError, "no floating array"),
+        (lambda: updated(AFFINE, AFFINE, pm.by({"weight": SGD})), SpecError, "1 of 2 .* no rule"),
         (lambda: updated([AFFINE], [{"weight": ramp(2)}]), ValueError, "Affine"),
         (lambda: updated(QUIET, QUIET, MOMENTUM, like=NOISY), ValueError, "Dropout"),
         (
@@ -71,6 +74,8 @@ TABLE = {
     ],
     "with_precision": [
         (lambda: pm.with_precision(MLP, only("layers.0.weight", "bf16")), SpecError, r"layers\.0"),
+        (lambda: pm.with_precision(MLP, only(LORA, "bf16")), SpecError, "'lora'.* picks no Module"),
+        (lambda: pm.with_precision(small(MLP), only(pm.Computed, "bf16")), SpecError, "no Module"),
         # Arrays without a precision, or without a call that would cast them.
         (
             lambda: pm.with_precision([MLP, NORM], pm.by({nn.Linear: "bf16"})),
@@ -93,6 +98,7 @@ TABLE = {
         (lambda: small({"w": jnp.zeros((9, 2)).at[2, 1].set(jnp.nan)}), ArgumentError, "w"),
     ],
     "lora": [
+        (lambda: pm.lora(MLP, ..., 0, key=KEY), ArgumentError, "at least 1, got 0"),
         (lambda: pm.lora(MLP, "**.bias", key=KEY), SpecError, r"layers\[0\]\.bias"),
         (lambda: pm.lora(TIED, "layers[1].weight", key=KEY), SpecError, r"layers\[1\]\.weight"),
         (
@@ -102,6 +108,10 @@ TABLE = {
         ),
     ],
     "map_parameters": [
+        *(
+            (ft.partial(pm.map_parameters, fn, NORM, ...), ArgumentError, "a function, got")
+            for fn in ("exp", LINEAR)
+        ),
         (lambda: pm.map_parameters(jnp.exp, [jnp.arange(3)], ...), ArgumentError, r"\[0\]"),
         (
             lambda: pm.map_parameters(jnp.exp, pm.map_parameters(jnp.exp, NORM, "weight"), ...),
@@ -121,6 +131,8 @@ TABLE = {
         (lambda: put(constraints.lower_cholesky, jnp.ones((2, 3))), ShapeError, r"f32\[2,3\]"),
         (lambda: put(constraints.orthogonal, jnp.ones((2, 3))), ShapeError, r"f32\[2,3\]"),
         (lambda: put(constraints.positive, jnp.ones((), complex)), FieldError, "c64"),
+        (lambda: constraints.bijection(jnp.exp, 2), ArgumentError, r"\(inverse\).*function, got 2"),
+        (lambda: constraints.bijection(LINEAR, jnp.log), ArgumentError, r"\(forward\).*got Linear"),
         (lambda: constraints.interval(2, 1), ArgumentError, "interval"),
         (lambda: constraints.greater_than(math.nan), ArgumentError, "greater_than"),
     ],

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
+from pytreemod.errors import SpecError
 from tests.helpers.comparing import assert_close
 from tests.helpers.trees import ramp
 
@@ -86,3 +87,18 @@ def test_options_by_name_mean_the_argument_that_is_there():
         made = pm.filter_vmap(subtract, in_axes=options)
         for found in (made(x, y), made(y=y, x=x)):
             assert_close(found, x[None] - y[:, None])
+
+
+def test_the_options_of_an_only_argument_may_be_a_tree():
+    """Of several arguments it would be a guess."""
+    x, y = ramp(2), ramp(2) * 10
+    for axes, tree in (({"a": 0, "b": None}, {"a": x, "b": y}), ([0, None], [x, y])):
+        found = pm.filter_vmap(lambda t: subtract(*jax.tree.leaves(t)), in_axes=axes)(tree)
+        assert_close(found, x[:, None] - y[None])
+    for axes, args, match in [
+        ([0, 0, 0], (x, y), "2 positional arguments, got 3"),
+        ((0, None), (x,), "1 positional arguments, got 2"),
+        (Called(0), (Called(x), y), "is for one argument, and the call has 2"),
+    ]:
+        with pytest.raises(SpecError, match=match):
+            pm.filter_vmap(subtract, in_axes=axes)(*args)

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 import pytreemod as pm
-from pytreemod.errors import ShapeError, SpecError
+from pytreemod.errors import ArgumentError, ShapeError, SpecError
 from tests.helpers.comparing import assert_same
 from tests.helpers.meshes import DEVICES, EXPLICIT, MESH, lies, on
 from tests.helpers.trees import ramp
@@ -118,3 +118,18 @@ def test_a_rule_for_an_axis_that_the_mesh_has_not_is_refused():
         pm.use_rules(MESH, pm.AxisRules({"embed": "modle"})),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("use", "match"),
+    [
+        (lambda: pm.AxisRules({"embed": 3}), r"\n.*'embed': 3"),
+        (lambda: pm.AxisRules({3: "data"}), r"\n.*3: 'data'"),
+        (lambda: pm.AxisRules({"embed": ("data", "data")}), "'embed' has one axis .* twice"),
+        (lambda: pm.use_rules(MESH, {"embed": "data"}).__enter__(), "the rules are AxisRules, not"),
+        (lambda: pm.use_rules("data", RULES).__enter__(), "use_rules: 'data' is no mesh"),
+    ],
+)
+def test_what_are_no_rules_is_refused(use, match):
+    with pytest.raises(ArgumentError, match=match):
+        use()

@@ -130,6 +130,11 @@ def test_calls_of_equal_arrays_are_told_apart_by_what_is_static():
         model = Static(ramp(2), size)
         return pm.filter_pure_callback(scale, model, how, ramp(3), result_shape_dtypes=struct(3))
 
+    for some in ({1, 2}, {3}):  # They have no hash.
+        out = pm.filter_pure_callback(
+            lambda x, s: x * len(s), ramp(3), some, result_shape_dtypes=struct(3)
+        )
+        assert_same(out, len(some) * ramp(3))
     for _ in range(2):
         found = [run("once", 2), run("once", 3), run("thrice", 2)]
         assert_same(found, [2 * ramp(3), 3 * ramp(3), 6 * ramp(3)])

@@ -54,6 +54,8 @@ def test_items_are_integers_to_jax_and_messages_to_people():
         assert (leaf.shape, leaf.dtype, int(leaf)) == ((), jnp.int32, place)
     assert [More[item] for item in More] == ["All is well.", "It did not work.", "Too late."]
     assert len(More) == 3
+    assert repr(Result) == "<enumeration Result: success, failure>"
+    assert pm.tree_pformat([Result.failure]) == f"[{__name__}.Result<It did not work.>]"
 
 
 def test_items_belong_to_their_own_class():

@@ -307,3 +307,36 @@ def test_a_program_has_no_addresses_in_its_text():
     for values in (VALUES, [make() for make in MODULES.values()]):
         text = pm.filter_jit(computed).lower(*values).as_text()
         assert not re.search("0x[0-9a-f]{6}", text)
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: pm.filter_jit(double, static_argnums=0), r"(?s)no static_argnums.*donate="),
+        (lambda: pm.filter_jit(affine)([1, {"a": {3}}]), r"(?s)\[1\]\['a'\]: \{3\}.*frozenset"),
+        (lambda: pm.filter_jit(affine)(bytearray(b"a")), r"no hash.*\n.*bytearray[^\n]*\Z"),
+    ],
+)
+def test_a_static_value_has_a_hash_and_needs_no_number(call, match):
+    """What has none is named by its path."""
+    with pytest.raises(ArgumentError, match=match):
+        call()
+
+
+class Adding:
+    """A function without a weak reference."""
+
+    __slots__ = ("n",)
+
+    def __init__(self, n):
+        self.n = n
+
+    def __call__(self, x):
+        return x + self.n
+
+
+def test_functions_that_cannot_be_referred_to_weakly_are_told_apart():
+    x = ramp(2)
+    for n in (1, 2, 1):
+        branched = pm.filter_cond(jnp.asarray(True), Adding(n), jnp.negative, x)
+        assert_same([pm.filter_jit(Adding(n))(x), branched], [x + n] * 2)

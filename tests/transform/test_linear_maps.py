@@ -31,6 +31,17 @@ def test_they_are_those_of_jax_also_as_decorators():
         assert_close(linearize(*args)[1](*directions), {"y": slope, "name": None})
 
 
+class Scaled(Affine):
+    @pm.filter_jvp
+    def by_weight(self, x):
+        return self.weight @ x
+
+
+def test_a_method_has_tangents_of_its_arguments_alone():
+    scaled = Scaled(ramp(2, 3), ramp(2))
+    assert_close(scaled.by_weight((X,), (2 * X,)), (scaled.weight @ X, 2 * scaled.weight @ X))
+
+
 ZEROS = {
     "an argument": (Affine(ramp(2, 3), ramp(2)), None),
     "a leaf": (Affine(None, ramp(2)), ramp(3)),

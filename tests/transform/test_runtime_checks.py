@@ -61,7 +61,7 @@ def test_what_comes_back_is_x():
 @pytest.mark.parametrize("pred", [True, np.array([False, True]), 2, jnp.array([0, 3], jnp.uint8)])
 def test_any_true_is_a_failure(pred):
     """A predicate is a bool, a number or an array of any shape: one in it is enough."""
-    failure(pm.error_if, ramp(2), pred, TEXT)
+    assert len(failure(pm.error_if, ramp(2), pred, TEXT).__notes__) == 1  # Of the line alone.
     failure(pm.filter_jit(lambda x: pm.error_if(x, pred, TEXT)), ramp(2))
     failure(pm.filter_jit(lambda x, p: pm.error_if(x, p, TEXT)), ramp(2), jnp.asarray(pred))
 
@@ -391,6 +391,7 @@ MISTAKES = {
     "traced": (lambda: pm.filter_jit(lambda x: pm.error_if(x, x, TEXT))(GOOD), "pred"),
     "no array": (lambda: jax.jit(lambda pred: pm.error_if(0.5, pred, TEXT))(True), r"0\.5"),
     "no message": (lambda: pm.branched_error_if(GOOD, False, 2, ["a", "b"]), "2"),
+    "no list": (lambda: pm.branched_error_if(GOOD, False, 0, TEXT), "messages are a list, not"),
     "no mode": (lambda: pm.error_if(GOOD, False, TEXT, on_error="explode"), "explode"),
 }
 

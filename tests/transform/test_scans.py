@@ -150,6 +150,7 @@ MISTAKES = {
     "no array": (lambda: pm.filter_scan(keep, 0), ArgumentError, "length=n"),
     "in": (lambda: pm.filter_scan(keep, 0, A, in_axes={"z": 0}), SpecError, r"scan\(in_axes\)"),
     "out": (lambda: pm.filter_scan(keep, 0, A["a"], out_axes=None), SpecError, r"\(out_axes\)"),
+    "kind": (lambda: pm.filter_scan(keep, 0, A["a"], kind="lux"), ArgumentError, "not 'lux'"),
     "no pair": (lambda: pm.filter_scan(lambda c, x: c, A, length=2), StructureError, "no pair"),
     "number": (
         lambda: pm.filter_associative_scan(lambda a, b: [a[0], 2], [ramp(2), 1]),

@@ -9,6 +9,8 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import CheckError, StateError
+from tests.helpers.comparing import assert_same
+from tests.helpers.meshes import MESH, P
 from tests.helpers.trees import ramp
 
 X = ramp(3)  # [1, 2, 3]
@@ -120,6 +122,17 @@ def test_no_value_takes_the_place_of_another(sown, shown):
         assert list(found) == shown
         for i, value in enumerate(found.values()):
             np.testing.assert_array_equal(value, X + i)
+
+
+def test_each_device_shows_its_own_value():
+    """Stacked over all axes of the mesh, whatever the result is split over."""
+    specs = {"mesh": MESH, "in_specs": P("data"), "out_specs": (None, P("data"))}
+    fn = pm.filter_shard_map(lambda x: (jax.lax.psum(f(x).sum(), "data"), x), **specs)
+
+    for call in (fn, pm.filter_jit(fn)):
+        out, seen = pm.capture(call)(ramp(8))
+        assert_same(out, fn(ramp(8)))
+        np.testing.assert_array_equal(seen["twice"], 2 * ramp(8).reshape(4, 2).repeat(2, 0))
 
 
 def test_shapes_show_nothing():

@@ -72,10 +72,12 @@ def test_options_count_in_equality():
     for make, options in [
         (pm.filter_jit, {"donate": "all"}),
         (pm.filter_vmap, {"in_axes": 1}),
+        (pm.filter_vmap, {"in_axes": {"x": 1}}),
         (pm.filter_grad, {"wrt": pm.select.path("a")}),
         (pm.filter_checkpoint, {"prevent_cse": False}),
     ]:
         assert make(double) != make(double, **options) == make(double, **options)
+        assert hash(make(double, **options)) == hash(make(double, **options))
 
 
 @every_transform
