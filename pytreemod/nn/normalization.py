@@ -247,7 +247,8 @@ class GroupNorm(Module):
         ArgumentError: if channels is None and there are weights, or x is not real and floating.
         ShapeError: if x has another number of channels, or weight or bias does not have the shape
             above.
-        TypeError: if groups does not divide the channels (raised by JAX).
+        ArgumentError: if groups does not divide the channels; TypeError (by JAX) in the call, if
+            the number of channels is not given.
 
     Examples:
         >>> import jax, jax.numpy as jnp

@@ -178,7 +178,7 @@ def stateful(model: _M, state: State | None = None, /) -> Stateful[_M]:
 
         >>> net = pm.stateful(*pm.make_with_state(pm.nn.BatchNorm)(2))
     """
-    if isinstance(model, type) or not is_node(model):
+    if not is_node(model):
         raise ArgumentError("stateful(model)", "a model", describe(model))
     if state is not None:
         state.substate(model)  # Raises if it belongs to another model.

@@ -101,7 +101,7 @@ def lora(
         Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models",
         https://arxiv.org/abs/2106.09685, section 4.1.
     """
-    if rank < 1:
+    if not isinstance(rank, int) or rank < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
         raise ArgumentError("lora(rank)", "an integer of at least 1", describe(rank))
     scale = 1.0 if alpha is None else float(alpha) / rank
     seed = next(key) if isinstance(key, InitKeys) else key

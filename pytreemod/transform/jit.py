@@ -16,7 +16,9 @@ import inspect
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar, overload
 
 import jax
@@ -74,7 +76,7 @@ class _Options(NamedTuple):
 class _Entry:
     """One compiled function: one key, any shapes."""
 
-    __slots__ = ("checks", "is_slow", "jitted", "traces")
+    __slots__ = ("checks", "is_slow", "jitted")
 
     jitted: Any
 
@@ -82,8 +84,23 @@ class _Entry:
         # Whether a call needs more than the fast path: it is the first, or has a check inside.
         self.is_slow = True
         self.checks: frozenset[str] = frozenset()
-        # A call that finds more traces afterwards than before has met new shapes.
-        self.traces = 0
+
+
+class _NewShapes(Exception):
+    """A call needs another program, in which nobody has looked for checks."""
+
+
+# Where a program may be traced: otherwise a call has met new shapes, and would run unchecked.
+_may_trace: ContextVar[bool] = ContextVar("_may_trace", default=False)
+
+
+@contextmanager
+def _tracing() -> Generator[None]:
+    token = _may_trace.set(True)
+    try:
+        yield
+    finally:
+        _may_trace.reset(token)
 
 
 class Jitted(Transformed, is_fast=True):
@@ -121,15 +138,12 @@ class Jitted(Transformed, is_fast=True):
             except (KeyError, TypeError):
                 pass
         try:
-            if entry is None or entry.is_slow:
+            try:
+                packed = None if entry is None or entry.is_slow else entry.jitted(*lists)
+            except _NewShapes:
+                packed = None
+            if packed is None:
                 return self._call_slowly(args, kwargs)
-            traces = entry.traces
-            packed = entry.jitted(*lists)
-            if entry.traces != traces:
-                # It has met new shapes.
-                self._look(entry, lists)
-                if entry.checks:
-                    jax.block_until_ready(packed)
         except Exception as error:
             raise shortened(self._explained(args, kwargs, error))  # noqa: B904  (the same error)
         ((plan, arrays),) = packed.items()
@@ -141,11 +155,19 @@ class Jitted(Transformed, is_fast=True):
 
     def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         entry, lists = self._find(args, kwargs)
-        if entry.is_slow and not entry.checks:
-            self._look(entry, lists)
-        if _is_tracing() or not entry.checks:
-            return unpack(self._run(entry, lists))
-        return unpack(call_checked(entry.checks, lambda: self._run(entry, lists)))
+        call = ft.partial(self._run, entry, lists)
+        if _is_tracing() or untyped_jax.config.jax_disable_jit:
+            # Whoever runs the whole program looks for checks.
+            with _tracing():
+                return unpack(call())
+        if entry.checks or not entry.is_slow:
+            with suppress(_NewShapes):
+                return unpack(call_checked(entry.checks, call))
+        # JAX keeps this trace for the call.
+        with _tracing():
+            entry.checks |= checks_in(entry.jitted.trace(*lists).jaxpr)
+        entry.is_slow = bool(entry.checks)
+        return unpack(call_checked(entry.checks, call))
 
     def _run(self, entry: _Entry, lists: Any) -> Any:
         with warnings.catch_warnings():
@@ -153,12 +175,6 @@ class Jitted(Transformed, is_fast=True):
                 # JAX warns while it compiles.
                 warnings.filterwarnings("ignore", "Some donated buffers were not usable")
             return entry.jitted(*lists)
-
-    def _look(self, entry: _Entry, lists: Any) -> None:
-        """Look for checks in the program for these arrays; JAX keeps its trace for the call."""
-        if not (_is_tracing() or untyped_jax.config.jax_disable_jit):
-            entry.checks |= checks_in(entry.jitted.trace(*lists).jaxpr)
-            entry.is_slow = bool(entry.checks)
 
     def _find(self, args: Any, kwargs: Any) -> tuple[_Entry, list[list[Any]]]:
         try:
@@ -183,7 +199,8 @@ class Jitted(Transformed, is_fast=True):
         has_head, fn_of, out = bool(self.head), _weakly(self.fn), options.out_shardings
 
         def run(*lists: list[Any]) -> Any:
-            entry.traces += 1
+            if not _may_trace.get():
+                raise _NewShapes
             trees = [s.assemble(arrays) for s, arrays in zip(structures, lists, strict=True)]
             log.add(list(zip(names, trees, strict=True)))
             fn, *args = trees[:count] if has_head else (fn_of(), *trees[:count])
@@ -269,9 +286,10 @@ class Jitted(Transformed, is_fast=True):
         entry = self._make(*self._placed((*bound, *args), kwargs), is_abstract)
         try:
             if what == "eval_shape":
-                with unseen():
+                with unseen(), _tracing():
                     return packing.unpack_structs(entry.jitted.eval_shape(*lists))
-            traced = entry.jitted.trace(*lists)
+            with _tracing():
+                traced = entry.jitted.trace(*lists)
             made = traced if what == "trace" else traced.lower()
             of = function_name(self.fn), split, structures, checks_in(traced.jaxpr)
             return Lowered(made, of)
@@ -308,8 +326,6 @@ class Lowered:
         pairs = zip(structures, expected, strict=False)
         if len(structures) != len(expected) or not all(a.matches(b) for a, b in pairs):
             raise ArgumentError(f"{name} was compiled for another structure or static values")
-        if not checks:
-            return unpack(self.made(*lists))
         return unpack(call_checked(checks, lambda: self.made(*lists)))
 
     def __getattr__(self, name: str) -> Any:

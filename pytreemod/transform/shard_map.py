@@ -24,7 +24,7 @@ from pytreemod.transform.wrapping import Transformed, check_callable
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.snapshots import divide
 from pytreemod.tree.split_arrays import axes_of_type
-from pytreemod.typing import AxisName, SpecTree, jtu
+from pytreemod.typing import AxisName, SpecTree
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -86,10 +86,11 @@ class _ShardMapped(Transformed):
             ]
             result, groups = with_sown(result), [treatments.index(spec) for spec in specs]
             if type(result) is WithSown:
-                values = jtu.tree_map(ft.partial(jnp.expand_dims, axis=0), result.values)
+                sown, own = divide(result.values)
+                values = own.assemble([jnp.expand_dims(x, 0) for x in sown])
                 labels = tuple(label.stack("map") for label in result.labels)
                 result = WithSown(result.result, labels, values)
-                groups += [len(treatments)] * len(jtu.tree_leaves(values))
+                groups += [len(treatments)] * len(sown)
             return pack_groups(result, groups, len(treatments) + 1)
 
         run.__name__ = run.__qualname__ = function_name(self.fn)

@@ -170,7 +170,7 @@ def nearest_path(steps: Iterable[str], locs: Sequence[Location]) -> str:
         steps: its keys.
         locs: the leaves, or nodes, of the tree.
     """
-    there = (".".join(step_names(loc.path[:n])) for loc in locs for n in range(len(loc.path) + 1))
+    there = (".".join(step_names(loc.path[: n + 1])) for loc in locs for n in range(len(loc.path)))
     return nearest(".".join(steps), dict.fromkeys(there))
 
 

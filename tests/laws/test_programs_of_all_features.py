@@ -18,6 +18,7 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from tests.helpers.comparing import assert_close
+from tests.helpers.racing import race
 
 # Slow: each program is compiled twice. (Ninety others were run, on two versions of JAX.)
 PROGRAMS = 40
@@ -419,6 +420,23 @@ def saved_and_loaded(values, path):
     """The same values, by way of a file."""
     pm.save(path, values)
     return pm.load(path, values)
+
+
+def without_keys(values):
+    """With plain arrays for random keys, which NumPy does not know."""
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+    return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, values)
+
+
+@pytest.mark.parametrize("seed", [3, 5, 6])
+def test_a_program_means_the_same_in_every_way(seed):
+    """f(*args) == filter_jit(f)(*args), the second time, from threads, and of its own results."""
+    run = drawn(random.Random(seed), depth=1).ours
+    once, jitted = run(*start()[0]), pm.filter_jit(run)
+    found = race(lambda _: jitted(*start()[0]), threads=3)
+    for values in (jitted(*start()[0]), *found, pm.filter_jit(lambda *v: run(*v))(*start()[0])):
+        assert_close(without_keys(values), without_keys(once))
+    assert_close(without_keys(jitted(*found[0])), without_keys(run(*once)), rtol=1e-4)
 
 
 @pytest.mark.slow

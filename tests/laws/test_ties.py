@@ -1,7 +1,5 @@
 """Laws of ties and computed leaves: the values of a model, and the leaves of its gradient."""
 
-import copy
-import pickle
 from contextlib import suppress
 
 import hypothesis.strategies as st
@@ -149,35 +147,6 @@ def test_the_gradient_through_ties_is_the_sum(nets):
     found = jax.tree.leaves(pm.filter_grad(lambda net: net.loss(X))(tied))
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
-
-
-JITTED = jax.jit(lambda net: [matrix(net, name) for name in NAMES])
-
-
-@law
-@given(tied_nets())
-def test_ties_go_through_transforms_and_copies(nets):
-    """jit, vmap, scan, pickling and copying: the result is tied as before."""
-    _, tied = nets
-    leaves = jax.tree.leaves(tied)
-
-    for found, expected in zip(JITTED(tied), values(tied), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
-    for other in (
-        pickle.loads(pickle.dumps(tied)),
-        copy.deepcopy(tied),
-        jax.tree.map(lambda x: x, tied),
-        pm.filter_jit(lambda net: net)(tied),
-        pm.filter_scan(lambda net, _: (net, None), tied, length=2)[0],
-        pm.unstack(pm.stack([tied, tied]))[1],
-        pm.filter_vmap(lambda net: net)(pm.stack([tied, tied])),
-    ):
-        if jnp.ndim(jax.tree.leaves(other)[0]) > jnp.ndim(leaves[0]):
-            other = pm.unstack(other)[0]
-        assert len(jax.tree.leaves(other)) == len(leaves)
-        assert_reads_alike(other, tied)
-        moved = jax.tree.map(lambda x: 1 + x, other)
-        assert_reads_alike(moved, jax.tree.map(lambda x: 1 + x, tied))
 
 
 def test_a_source_may_become_a_computed_leaf_and_be_one_no_longer():

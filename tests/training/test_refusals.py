@@ -99,6 +99,7 @@ TABLE = {
     ],
     "lora": [
         (lambda: pm.lora(MLP, ..., 0, key=KEY), ArgumentError, "at least 1, got 0"),
+        (lambda: pm.lora(MLP, ..., 2.5, key=KEY), ArgumentError, "at least 1, got 2.5"),
         (lambda: pm.lora(MLP, "**.bias", key=KEY), SpecError, r"layers\[0\]\.bias"),
         (lambda: pm.lora(TIED, "layers[1].weight", key=KEY), SpecError, r"layers\[1\]\.weight"),
         (

@@ -333,6 +333,24 @@ def test_on_eight_devices_in_a_new_process(script, printed, reported):
     assert done.stderr.count("too large\n") >= reported
 
 
+@pytest.mark.parametrize("call", [lambda f, x: f(x), lambda f, x: f(x=x)], ids=["*", "**"])
+def test_a_check_that_some_shapes_have_is_found_before_they_run(call):
+    """On several devices, of which none can raise; whatever way an argument is passed."""
+    mesh = jax.make_mesh((8,), ("d",))
+
+    @pm.filter_jit
+    def step(x):
+        return 2 * (pm.error_if(x, x.sum() > 0, TEXT) if x.size > 8 else x)
+
+    for size in (8, 16, 16, 24):
+        x = jax.device_put(jnp.ones(size), jax.NamedSharding(mesh, jax.P("d")))
+        if size == 8:
+            assert_same(call(step, x), jnp.full(8, 2.0))
+            continue
+        with pytest.raises(CheckError, match=TEXT):
+            call(step, x)
+
+
 # ---- other reactions to a failure
 
 

@@ -133,6 +133,11 @@ def test_each_device_shows_its_own_value():
         out, seen = pm.capture(call)(ramp(8))
         assert_same(out, fn(ramp(8)))
         np.testing.assert_array_equal(seen["twice"], 2 * ramp(8).reshape(4, 2).repeat(2, 0))
+    labelled = lambda x: pm.sow("part", {"x": x, "how": "plain", "n": 2})["x"]  # noqa: E731
+    seen = pm.capture(pm.filter_shard_map(labelled, **{**specs, "out_specs": P("data")}))(ramp(8))[
+        1
+    ]
+    assert (seen["part"]["how"], seen["part"]["n"]) == ("plain", 2)
 
 
 def test_shapes_show_nothing():
