@@ -340,3 +340,14 @@ def test_functions_that_cannot_be_referred_to_weakly_are_told_apart():
     for n in (1, 2, 1):
         branched = pm.filter_cond(jnp.asarray(True), Adding(n), jnp.negative, x)
         assert_same([pm.filter_jit(Adding(n))(x), branched], [x + n] * 2)
+
+
+@pytest.mark.parametrize("call", [lambda f, x: f(x), lambda f, x: f(x=x)], ids=["*", "**"])
+def test_a_call_does_not_wait_for_its_result(call):
+    """Nor does the first one, once it is compiled."""
+    spin = lambda _, y: jnp.tanh(y @ y)  # noqa: E731
+    busy = pm.filter_jit(lambda x: jax.lax.fori_loop(0, 1000, spin, x))
+    for _ in range(2):
+        result = call(busy, jnp.eye(200))
+        assert not result.is_ready()
+        jax.block_until_ready(result)
