@@ -193,6 +193,12 @@ TABLE = {
         (lambda: nn.GroupNorm(2, 4, num_spatial_dims=2)(ones(2, 5, 4, 3)), ShapeError, "spatial"),
         (lambda: nn.GroupNorm(2, 4)(ones(7, 4, 2)), ShapeError, r"\(4, \.\.\.\)"),
         (lambda: nn.GroupNorm(2), ArgumentError, "needs channels"),
+        (
+            lambda: nn.Sequential([nn.Identity(), abs]),
+            ArgumentError,
+            r"(?s)\)\[1\].*nn\.Lambda\(f\)",
+        ),
+        (lambda: nn.Sequential([3]), ArgumentError, r"\)\[0\] is not a layer, but 3$"),
         (lambda: nn.GroupNorm(3, 4), ArgumentError, r"GroupNorm\(groups\).*divisor of 4, got 3"),
         (lambda: nn.InstanceNorm(3)(ones(7, 3, 5)), ShapeError, "InstanceNorm"),
         (lambda: nn.InstanceNorm(3)(ones(3)), ShapeError, "several values"),

@@ -70,11 +70,12 @@ CHOSEN = {
 
 
 @pytest.mark.parametrize(("axes", "split"), CHOSEN.values(), ids=CHOSEN)
-@pytest.mark.sampled
 def test_what_is_mapped_or_chosen_not_to_be_is_not_told(axes, split):
     """By a rule that names the stream, or maps another one of the State."""
     run = over_x(LAYER, in_axes=(0, axes), out_axes=(0, axes))
     assert run(X, make()[1].split(4, split))[0].shape == (4,)
+    same = over_x(LAYER, in_axes=(0, pm.by({pm.RngStream: None, ...: None})))
+    assert len({*same(X, make()[1])[0].tolist()}) == 1
 
 
 def test_no_draw_is_no_mistake():
