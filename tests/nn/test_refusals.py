@@ -137,6 +137,7 @@ ROPE = nn.RotaryPositionalEmbedding(4)
 EINSUM, CELLS = "...i,io->...o", (nn.GRUCell, nn.LSTMCell, nn.SimpleCell)
 NORMS = [nn.LayerNorm(4), nn.RMSNorm(4), nn.GroupNorm(2, 4), nn.InstanceNorm(4)]
 FLAGGED = Flagged(nn.Dropout(0.5))
+GRU = nn.GRUCell(3, 2, key=KEY)
 X, BATCH, EXAMPLE = ones(3, 4), ones(2, 5, 4), ones(3, 8)
 
 TABLE = {
@@ -193,6 +194,8 @@ TABLE = {
         (lambda: nn.GroupNorm(2, 4, num_spatial_dims=2)(ones(2, 5, 4, 3)), ShapeError, "spatial"),
         (lambda: nn.GroupNorm(2, 4)(ones(7, 4, 2)), ShapeError, r"\(4, \.\.\.\)"),
         (lambda: nn.GroupNorm(2), ArgumentError, "needs channels"),
+        (lambda: nn.RNN(GRU)(ones(3)), ShapeError, r"\(\.\.\., time, in\)"),
+        (lambda: nn.RNN(GRU, time_major=True)(ones(3)), ShapeError, r"\(time, \.\.\., in\)"),
         (
             lambda: nn.Sequential([nn.Identity(), abs]),
             ArgumentError,
