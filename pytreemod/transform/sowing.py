@@ -171,8 +171,6 @@ def split_sown(result: Any) -> tuple[Any, Callable[[Any], Any]]:
 
 def take_result(result: Any) -> Any:
     """The result of a function under `collecting`; its sown values are added outside."""
-    if type(result) is not WithSown:
-        return result
     # The same in each trace of a function: JAX compares the labels of two branches.
     number = 1 + len(_thread.stack[-1][1]) if _thread.stack else 1
     for label, value in zip(result.labels, result.values, strict=True):

@@ -71,6 +71,8 @@ def test_layers_are_tied_whole():
     assert len(jax.tree.leaves(model)) == 2
     assert (type(model.last), len(jax.tree.leaves(model.last))) == (nn.Linear, 2)
     assert pm.untie(pm.untie(model)) == pm.untie(model) != model
+    part = pm.untie(model, "table['a']")
+    assert (part.table["a"], len(jax.tree.leaves(part))) == (model.table["a"], 4)
     model = pm.tie(blocks(), "items.*.bias", to="last.bias")
     assert all(layer.bias is model.last.bias for layer in model.items)
     assert jax.tree.leaves(pm.select.path("b.**")(tied_language())) == [False, True]

@@ -21,7 +21,7 @@ def normalized(x, mean, var):
     return (x - np.reshape(mean, shape)) / np.sqrt(np.reshape(var, shape) + 1e-5)
 
 
-@pytest.mark.parametrize("axis_name", [None, "batch"])
+@pytest.mark.parametrize("axis_name", [None, "batch", ("batch",)])
 @pytest.mark.parametrize(
     ("momentum", "affine", "shape"),
     [(0.0, True, (4, 3, 2)), (0.8, False, (4, 3, 2)), (1.0, True, (4, 3, 2)), (0.5, True, (2, 3))],
