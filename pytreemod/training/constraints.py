@@ -364,7 +364,7 @@ def bijection(forward: Callable[[Any], Any], inverse: Callable[[Any], Any]) -> C
         >>> class Pair(pm.Module):
         ...     rho: jax.Array = pm.field(constraint=correlation)
         >>> Pair(0.5)
-        Pair(rho=bijection(tanh, arctanh)(weak_f32[]))
+        Pair(rho=bijection(tanh, arctanh)(unconstrained=weak_f32[]))
         >>> Pair(0.5).rho
         Array(0.5, dtype=float32, weak_type=True)
     """
