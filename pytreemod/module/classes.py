@@ -113,11 +113,14 @@ def _is_or_holds(value: Any, node: Any) -> bool:
         return False
     if value is node:
         return True
-    # JAX would sort the keys of a dict, which may be configuration.
-    inside = value if class_of(value) is dict else dict(children_of(value) or ())
-    return any(
-        x is node or (class_of(x) is BoundMethod and x.args[0] is node) for x in inside.values()
-    )
+    kind: type = class_of(value)
+    inside: Any = value
+    if kind is dict:
+        # JAX would sort the keys, of what may be configuration.
+        inside = value.values()
+    elif kind is not list and kind is not tuple:
+        inside = [child for _, child in children_of(value) or ()]
+    return any(x is node or (class_of(x) is BoundMethod and x.args[0] is node) for x in inside)
 
 
 def _refuse_change(node: Any, what: str, name: str) -> None:

@@ -241,12 +241,10 @@ def with_new_containers(tree: _T) -> _T:
 
 
 def _renewed(_: Any, node: Any) -> Any:
-    # The values of a State cannot be edited.
-    return (
-        node
-        if hasattr(class_of(node), "__token_types__")
-        else with_children(node, _renewed, class_of(node) in _EDITABLE)
-    )
+    # The values of a State cannot be edited. Most nodes are arrays, which JAX knows fastest.
+    if not is_node(node) or hasattr(class_of(node), "__token_types__"):
+        return node
+    return with_children(node, _renewed, class_of(node) in _EDITABLE)
 
 
 _EDITABLE = frozenset({list, *DICTS})
