@@ -64,7 +64,8 @@ def test_it_is_the_formula(form, group, shape, dtype):
     levels = 127 if "8" in form else 7
     numbers, scales = restated(rows, levels)
 
-    leaf = pm.quantize({"w": jnp.asarray(array)}, form)["w"]
+    vector = pm.computed(jnp.negative, jnp.ones(3))  # It is left alone.
+    leaf = pm.quantize({"w": jnp.asarray(array), "v": vector}, form)["w"]
     ours, our_scales = parts(leaf)
 
     assert our_scales.dtype == array.dtype
