@@ -50,7 +50,8 @@ def make_scaled(kind, log=None):
         @scaled.def_bwd
         def scaled_bwd(residuals, grad_out, perturbed, d, y, *, shift=0.0):
             log.append((residuals, grad_out, perturbed, d["name"], y, shift))
-            return {"x": 10 * grad_out["out"] * residuals["y"], "name": None, "n": None}
+            # What it gives for an integer is ignored.
+            return {"x": 10 * grad_out["out"] * residuals["y"], "name": None, "n": jnp.ones(2)}
 
     return scaled
 
