@@ -107,7 +107,9 @@ def test_replace_converts_checks_and_divides_again():
     assert (layer.name, layer.size) == ("b", 2)
     assert isinstance(layer.offset, jax.Array)
     for first, then, leaves in ((affine(), double, 0), (double, "text", 0), (double, 1.0, 1)):
-        assert len(jax.tree.leaves(trees.Holder(first).replace(content=then))) == leaves
+        holder = trees.Holder(first)
+        for made in (holder.replace(content=then), pm.tree_at("content", holder, then)):
+            assert len(jax.tree.leaves(made)) == leaves
     if sys.version_info >= (3, 13):
         assert copy.replace(layer, name="c").name == "c"
     with pytest.raises(FieldError, match=r"Affine\.replace.*wieght.*weight"):

@@ -131,6 +131,7 @@ def test_names_are_configuration(key: jax.Array):
     assert expected["net"].bias == ("n", "out_features")
     assert inside == [("out_features",)]
     assert pm.axis_names(pm.with_axis_names(net, pm.by({...: None}))) == expected
+    assert pm.axis_names([a(2), 1.0]) == [(None,), ()]
 
 
 def test_names_that_do_not_fit_are_refused():

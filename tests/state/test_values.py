@@ -212,7 +212,6 @@ def test_repr_and_equality():
     assert repr(state) == "State(<root>=Pair(first=i32[], second={'x': f32[3]}))"
     assert state == state.restored() == copy.deepcopy(state) != other != make()[1].split(2)
     after = state.set(model, Pair(jnp.ones((), jnp.int32), {"x": ramp(3)}))
-
     assert after != state.restored()
     assert repr([state]) == "[State(<used up by set(<root>)>)]"
     with pytest.raises(TypeError, match="unhashable"):

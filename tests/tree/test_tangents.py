@@ -79,7 +79,6 @@ def test_a_cotangent_has_the_shape_and_dtype_of_its_value(wrong):
     """None is zero, of a leaf or of a whole node."""
     model = {"w": jnp.ones(3), "n": 2}
     pullback = pm.filter_vjp(lambda m: [2.0 * m["w"], m["n"]], model)[1]
-
     with pytest.raises(StructureError, match=r"cotangent\[0\].*for f32\[3\]"):
         pullback([wrong, None])
     for no_number in (None, np.zeros((), jax.dtypes.float0)):

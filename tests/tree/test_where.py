@@ -142,7 +142,6 @@ def test_a_deep_tree():
 def test_is_leaf_makes_leaves():
     """A node that is_leaf stops at is one leaf, None included; nothing inside it can be named."""
     tree = {"a": [1, None]}
-
     is_list = lambda x: isinstance(x, list)  # noqa: E731
     assert pm.tree_at(lambda t: t["a"], tree, 0, is_leaf=is_list) == {"a": 0}
     assert pm.tree_at(lambda t: t["a"][1], tree, 0, is_leaf=lambda x: x is None) == {"a": [1, 0]}
@@ -153,7 +152,6 @@ def test_is_leaf_makes_leaves():
 def test_a_dict_keeps_its_own_order():
     """The nodes are those that `where` meets, in that order; the new dict has it, too."""
     tree = {"b": 1, "c": 2, "a": 3}
-
     made = pm.tree_at(lambda t: list(t.values()), tree, replace=["first", "second", "third"])
     assert list(made.items()) == [("b", "first"), ("c", "second"), ("a", "third")]
 
