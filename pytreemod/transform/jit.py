@@ -90,17 +90,17 @@ class _NewShapes(Exception):
     """A call needs another program, in which nobody has looked for checks."""
 
 
-# Where a program may be traced: otherwise a call has met new shapes, and would run unchecked.
-_may_trace: ContextVar[bool] = ContextVar("_may_trace", default=False)
+# The one that may be traced: any other has met new shapes, and would run unchecked.
+_traced: ContextVar[_Entry | None] = ContextVar("_traced", default=None)
 
 
 @contextmanager
-def _tracing() -> Generator[None]:
-    token = _may_trace.set(True)
+def _tracing(entry: _Entry) -> Generator[None]:
+    token = _traced.set(entry)
     try:
         yield
     finally:
-        _may_trace.reset(token)
+        _traced.reset(token)
 
 
 class Jitted(Transformed, is_fast=True):
@@ -156,18 +156,19 @@ class Jitted(Transformed, is_fast=True):
     def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         entry, lists = self._find(args, kwargs)
         call = ft.partial(self._run, entry, lists)
-        if _is_tracing() or untyped_jax.config.jax_disable_jit:
+        if _is_tracing():
             # Whoever runs the whole program looks for checks.
-            with _tracing():
+            with _tracing(entry):
                 return unpack(call())
         if entry.checks or not entry.is_slow:
             with suppress(_NewShapes):
                 return unpack(call_checked(entry.checks, call))
-        # JAX keeps this trace for the call.
-        with _tracing():
-            entry.checks |= checks_in(entry.jitted.trace(*lists).jaxpr)
-        entry.is_slow = bool(entry.checks)
-        return unpack(call_checked(entry.checks, call))
+        with _tracing(entry):
+            if not untyped_jax.config.jax_disable_jit:
+                # JAX keeps this trace for the call.
+                entry.checks |= checks_in(entry.jitted.trace(*lists).jaxpr)
+                entry.is_slow = bool(entry.checks)
+            return unpack(call_checked(entry.checks, call))
 
     def _run(self, entry: _Entry, lists: Any) -> Any:
         with warnings.catch_warnings():
@@ -199,7 +200,8 @@ class Jitted(Transformed, is_fast=True):
         has_head, fn_of, out = bool(self.head), _weakly(self.fn), options.out_shardings
 
         def run(*lists: list[Any]) -> Any:
-            if not _may_trace.get():
+            # JAX also calls it without a trace, to look for the operation that made a NaN.
+            if _is_tracing() and _traced.get() is not entry:
                 raise _NewShapes
             trees = [s.assemble(arrays) for s, arrays in zip(structures, lists, strict=True)]
             log.add(list(zip(names, trees, strict=True)))
@@ -286,9 +288,9 @@ class Jitted(Transformed, is_fast=True):
         entry = self._make(*self._placed((*bound, *args), kwargs), is_abstract)
         try:
             if what == "eval_shape":
-                with unseen(), _tracing():
+                with unseen(), _tracing(entry):
                     return packing.unpack_structs(entry.jitted.eval_shape(*lists))
-            with _tracing():
+            with _tracing(entry):
                 traced = entry.jitted.trace(*lists)
             made = traced if what == "trace" else traced.lower()
             of = function_name(self.fn), split, structures, checks_in(traced.jaxpr)

@@ -112,7 +112,6 @@ def test_each_neuron_of_an_mlp_has_its_own_parameters_of_the_activation(key):
     mlp = mlp.replace(
         **{name: nn.PReLU().replace(negative_slope=jnp.asarray(s)) for name, s in slopes.items()}
     )
-
     y = x
     for layer, slope in zip(mlp.layers, (one, two, end), strict=True):
         y = np.asarray(layer(jnp.asarray(y)))
@@ -130,7 +129,6 @@ def test_axes_are_named_after_features_and_letters(key):
         nn.LinearGeneral((2, 3), 4, (-2, -1), key=key),
         nn.Einsum("...hi,hio->...ho", (2, 3, 4), (1, 4), key=key),
     ]
-
     outs = "out_features_0", "out_features_1"
     assert [(n.weight, n.bias) for n in pm.axis_names(layers)] == [
         (("in_features", *outs), outs),

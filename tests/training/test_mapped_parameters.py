@@ -64,11 +64,9 @@ def test_without_one_the_leaf_is_what_is_trained():
 def test_the_parts_of_a_matrix_have_the_names_of_its_axes():
     """Rows and columns, where a part has them."""
     linear, rows, columns = nn.Linear(3, 4, key=jax.random.key(0)), "out_features", "in_features"
+    low = pm.lora(linear, "weight", 2, key=jax.random.key(1))
     for made, expected in [
-        (
-            pm.lora(linear, "weight", 2, key=jax.random.key(1)),
-            {"a": (None, columns), "b": (rows, None)},
-        ),
+        (low, {"a": (None, columns), "b": (rows, None)}),
         (pm.quantize(linear, "int8"), {"numbers": (rows, None), "scales": (rows, None)}),
     ]:
         found = jax.tree.leaves(pm.axis_names(made), is_leaf=lambda x: type(x) is tuple)

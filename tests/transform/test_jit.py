@@ -342,12 +342,21 @@ def test_functions_that_cannot_be_referred_to_weakly_are_told_apart():
         assert_same([pm.filter_jit(Adding(n))(x), branched], [x + n] * 2)
 
 
-@pytest.mark.parametrize("call", [lambda f, x: f(x), lambda f, x: f(x=x)], ids=["*", "**"])
-def test_a_call_does_not_wait_for_its_result(call):
-    """Nor does the first one, once it is compiled."""
+def test_a_call_does_not_wait_for_its_result():
+    """By position and by name; nor does the first one, once it is compiled."""
     spin = lambda _, y: jnp.tanh(y @ y)  # noqa: E731
     busy = pm.filter_jit(lambda x: jax.lax.fori_loop(0, 1000, spin, x))
-    for _ in range(2):
-        result = call(busy, jnp.eye(200))
+    for call in (busy, busy, lambda x: busy(x=x), lambda x: busy(x=x)):
+        result = call(jnp.eye(200))
         assert not result.is_ready()
         jax.block_until_ready(result)
+
+
+def test_jax_finds_the_operation_that_made_a_nan():
+    """For that it calls the function without a trace: in the first call, and in later ones."""
+    log = pm.filter_jit(jnp.log)
+    for size in (2, 3, 2):
+        with jax.debug_nans(True), pytest.raises(FloatingPointError, match="in log"):
+            log(-jnp.ones(size))
+    with jax.checking_leaks():
+        assert log(jnp.ones(4)).tolist() == log(jnp.ones(4)).tolist() == [0] * 4

@@ -108,7 +108,6 @@ def test_a_by_gives_the_labels_of_optax():
     )
     ones = jax.tree.map(jnp.ones_like, model)
     updates, _ = optimizer.update(ones, optimizer.init(model), model)
-
     assert [float(leaf.ravel()[0]) for leaf in jax.tree.leaves(updates)] == [-0.5, -0.5, -2, 0, -2]
     assert jax.tree.leaves(labels([affine(), None])) == ["slow", "slow"]
 
@@ -121,7 +120,6 @@ def test_a_mask_of_gradients(rule):
         lambda model: sum(jnp.sum(layer(ramp(3))) for layer in model), wrt=pm.select.path("0")
     )(model)
     found = rule(gradients)
-
     assert found[0] == Affine(True, False)
     assert found[1] == Affine(None, None)
 

@@ -103,10 +103,8 @@ def test_the_error_shows_how_arrays_are_split():
     """Along explicit axes of a mesh, of which several may split one axis of an array."""
     kinds = (jax.sharding.AxisType.Explicit,) * 2
     mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=kinds, devices=jax.devices()[:4])
-    for spec, text in (
-        (P(("a", "b"), None), r"f32\[4@\(a,b\),6\]"),
-        (P(None, "b"), r"f32\[4,6@b\]"),
-    ):
+    specs = {P(("a", "b"), None): r"f32\[4@\(a,b\),6\]", P(None, "b"): r"f32\[4,6@b\]"}
+    for spec, text in specs.items():
         x = jax.device_put(jnp.ones((4, 6)), jax.NamedSharding(mesh, spec))
         with pytest.raises(StructureError, match=text):
             pm.stack([x, jnp.ones(3)])

@@ -106,7 +106,6 @@ def test_equal_nodes_are_told_apart():
     """One array at two paths, equal numbers, Nones, empty tuples: the access decides."""
     x = ramp(2)
     tree = [x, Holder(x), 1, 1, None, None, (), ()]
-
     for i in range(len(tree)):
         changed = pm.tree_at(lambda t, i=i: t[i], tree, NEW)
         assert [node is NEW for node in changed] == [n == i for n in range(len(tree))]
