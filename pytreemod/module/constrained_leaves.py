@@ -91,7 +91,7 @@ class Constraint(AbstractConstraint):
                 unconstrained, is_right = (
                     jax.eval_shape(invert, value) if is_shape else invert(value)
                 )
-            except Exception as error:  # The functions of a bijection may raise anything.
+            except (TypeError, ValueError, IndexError) as error:  # Of another shape.
                 fact = f"{where}: the constraint {self!r} has no value like {describe(value)}"
                 raise ShapeError(fact) from error
             if is_traced:
