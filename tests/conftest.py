@@ -90,6 +90,13 @@ def optimized() -> Generator[None]:
     jax.config.update("jax_disable_most_optimizations", True)
 
 
+@pytest.fixture(scope="module")
+def usual_promotion() -> Generator[None]:
+    """JAX as users have it: optax's Adam itself raises a float to an integer power."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
 @pytest.fixture
 def key() -> jax.Array:
     """A key, the same in every test."""

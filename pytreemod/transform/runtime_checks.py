@@ -278,7 +278,7 @@ class _Check:
                 failed = jax.pure_callback(self.announce, struct, failed, index)
                 failed = _stop(failed, self.structure.assemble(seen))
             struct = jax.ShapeDtypeStruct((), bool)
-            return jax.pure_callback(self.report, struct, failed, index, _is_several()())
+            return jax.pure_callback(self.report, struct, failed, index, _is_several()(failed))
 
         def run(failed: Any, index: Any, seen: list[Any]) -> Any:
             passed = jnp.asarray(True)
@@ -337,21 +337,22 @@ def _is_several() -> Any:
     """Return the primitive that says whether a program runs on several devices.
 
     This is decided when the program is lowered. Without a primitive, checks would have to know it
-    while they are traced, and each program would be traced again for other devices.
+    while they are traced, and each program would be traced again for other devices. It has an
+    operand, because `jax.ensure_compile_time_eval` would evaluate it at once without one.
     """
     # Here, because JAX loads Pallas with `jax.extend.core`.
     from jax.extend.core import Primitive
     from jax.interpreters import mlir
 
-    def lower(context: Any) -> Any:
+    def lower(context: Any, operand: Any) -> Any:
         axes = getattr(context.module_context, "axis_context", None)
-        mesh_size = getattr(getattr(axes, "mesh", None), "size", 1)
-        answer = np.bool_(getattr(axes, "num_devices", mesh_size) != 1)
-        return cast("Any", mlir).lower_fun(lambda: answer, multiple_results=False)(context)
+        count = getattr(axes, "num_devices", getattr(getattr(axes, "mesh", None), "size", 1))
+        lowered = cast("Any", mlir).lower_fun(lambda _: np.bool_(count != 1), False)
+        return lowered(context, operand)
 
     primitive: Any = Primitive("is_several")
-    primitive.def_impl(lambda: np.bool_(False))
-    primitive.def_abstract_eval(lambda: jax.typeof(np.bool_(False)))
+    primitive.def_impl(lambda _: np.bool_(False))
+    primitive.def_abstract_eval(lambda _: jax.typeof(np.bool_(False)))
     mlir.register_lowering(primitive, lower)
     return primitive.bind
 

@@ -10,15 +10,9 @@ import pytest
 from benchmarks import __main__ as runner
 from benchmarks.medians import as_markdown
 
-pytestmark = [pytest.mark.collects, pytest.mark.slow]
+usual = pytest.mark.usefixtures("usual_promotion")
+pytestmark = [pytest.mark.collects, pytest.mark.slow, usual]
 pytest.importorskip("optax", reason="the benchmarks train with optax")
-
-
-@pytest.fixture(autouse=True)
-def usual_promotion():
-    """JAX as users of the benchmarks find it: optax and hand-written code mix dtypes and ranks."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 def test_every_benchmark_can_be_imported():

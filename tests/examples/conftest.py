@@ -1,6 +1,5 @@
 """Fixtures for the tests of examples."""
 
-import jax
 import pytest
 
 from tests.helpers.examples import example
@@ -14,7 +13,5 @@ def program(request):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def usual_promotion():
-    """JAX as a user finds it: optax's Adam itself raises a float to an integer power."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+def as_users_have_it(usual_promotion):
+    """Examples are written for JAX's usual promotion."""

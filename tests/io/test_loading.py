@@ -218,6 +218,8 @@ def test_missing_leaves_are_kept_and_unexpected_ones_left(tmp_path):
         "configuration": ["n.p: expected 0.1, got 0.5"],
     }
     assert all(text in repr(report) for text in ("2 loaded", "z <- b", "1 missing", "n.p"))
+    ten = pm.LoadReport(list("abcdefghij"))
+    assert (" more" in repr(ten), repr(pm.LoadReport([*ten.loaded, "k"]))[-6:]) == (False, "1 more")
 
 
 def test_what_is_abstract_and_missing_is_an_error(saved):

@@ -21,11 +21,7 @@ AXES = {"weight": 2, "bias": 1, "base": 2, "a": 2, "b": 2, "g": 2, "trees": 2}
 WEIGHTS = pm.select.path("**.weight")
 
 
-@pytest.fixture(autouse=True)
-def _standard_promotion():
-    """As JAX does by default: optax divides floats by counts."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 
 def linear(key):

@@ -24,11 +24,7 @@ from tests.helpers.racing import race
 PROGRAMS = 40
 
 
-@pytest.fixture(autouse=True)
-def as_optax_is_written():
-    """Its optimizers divide floats by their count of steps."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 
 class Exp(pm.Computed):

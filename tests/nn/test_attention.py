@@ -161,6 +161,7 @@ def test_queries_and_keys_are_normalized_by_heads(name):
     layer = make(2, 8, qk_norm=name, rotary=nn.RotaryPositionalEmbedding(4))
     kinds = {"rms": nn.RMSNorm, "layer": nn.LayerNorm}
     assert (type(layer.query_norm), layer.key_norm.weight.shape) == (kinds[name], (4,))
+    assert layer.query_norm.bias is layer.key_norm.bias is None
     x, value = jnp.asarray(wave(5, 8)), jnp.asarray(wave(5, 8, phase=1))
     found = []
     layer(x, process_heads=lambda *heads: (found.extend(heads), heads)[1])

@@ -243,6 +243,7 @@ TABLE = {
         (lambda: cached(EXAMPLE, key_=ones(2, 8)), ShapeError, "as many keys"),
         (lambda: cached(EXAMPLE, process_heads=lambda q, k, v: (q, k, v)), ArgumentError, "rotary"),
         (lambda: cached(ones(4, 3, 8), (4,), bias=by_distance), ShapeError, "bias"),
+        (lambda: cached(ones(4, 3, 8)), ShapeError, r"batch axes \(4,\)"),
     ],
     "positions": [
         # Vectors would have the angle of a head, or all the same.

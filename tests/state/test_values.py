@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import SpecError, StateError
+from pytreemod.errors import ArgumentError, SpecError, StateError
 from tests.helpers.comparing import assert_same
 from tests.helpers.equations import equations
 from tests.helpers.racing import race
@@ -123,6 +123,7 @@ def test_one_thread_replaces_a_state():
 MISFITS = [
     (jnp.asarray(0.0), {"x": ramp(3)}, r"pair\.first: i32\[\] -> f32\[\]"),
     (jnp.asarray(0), {"x": [ramp(3)]}, r"pair\.second\['x'\]: f32\[3\] ->"),
+    ("text", {"x": ramp(3)}, r"pair\.first: i32\[\] -> 'text'"),
 ]
 
 
@@ -140,6 +141,15 @@ def test_a_token_of_another_model_is_refused(name):
     with pytest.raises(StateError, match="'a'"):
         USES[name](other, make()[0])
     assert_same(other.get(token["other"]), jnp.zeros(2))
+
+
+@pytest.mark.parametrize("item", [0, "a", "noise"])
+def test_what_is_no_token_of_the_kind_is_refused(item):
+    """A value has no keys, and the counter of a stream is not for its users to set."""
+    model, state = make()
+    token = getattr(model, item) if isinstance(item, str) else item
+    with pytest.raises(ArgumentError, match="a token"):
+        state.next_key(token) if item == "a" else state.set(token, token)
 
 
 # ---- a State and its substates

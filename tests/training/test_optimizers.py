@@ -17,12 +17,7 @@ from tests.helpers.equations import equations
 from tests.helpers.laws import array_trees, law
 from tests.helpers.trees import Affine, Boxed, affine, ramp
 
-
-@pytest.fixture(autouse=True)
-def _standard_promotion():
-    """The optimizers of optax divide floats by their count of steps."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 
 def gradients(model, step=0):

@@ -16,11 +16,7 @@ from tests.helpers.comparing import assert_same
 contrib = optax.contrib
 
 
-@pytest.fixture(autouse=True)
-def _standard_promotion():
-    """As JAX does by default: optax divides floats by counts, and broadcasts across ranks."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 
 class Layer(pm.Module):

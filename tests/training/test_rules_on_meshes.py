@@ -12,11 +12,7 @@ from tests.helpers.meshes import EXPLICIT, all_lie, on
 KEY = jax.random.key(0)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def promotion():
-    """The promotion that optax is written for."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 
 def at(x, *entries):

@@ -303,6 +303,10 @@ for kind, cases in ((AxisType.Explicit, both), (AxisType.Auto, [*both, jax.vmap(
         x = jax.device_put(jnp.arange(16.0), NamedSharding(mesh, P("d")))
         for f in map(jax.jit, cases):
             print(jnp.isfinite(f(0.1 * x)).all() & jnp.isnan(f(x)).any(), flush=True)
+
+def evaluated(y):
+    with jax.ensure_compile_time_eval(): return y + jax.jit(small)(x)
+print(jnp.isnan(jax.jit(evaluated)(x)).any())
 """
 
 
@@ -313,7 +317,7 @@ x = jax.device_put(jnp.arange(8.0), jax.NamedSharding(jax.make_mesh((8,), ("d",)
 try: pm.filter_jit(lambda x: pm.error_if(x, x > 3, "too large"))(x)
 except pm.CheckError as error: print(error)
 """
-SCRIPTS = {"plain jit": (PLAIN, "True\n" * 8, 8), "first call": (FIRST, "too large\n", 0)}
+SCRIPTS = {"plain jit": (PLAIN, "True\n" * 9, 9), "first call": (FIRST, "too large\n", 0)}
 
 
 @pytest.mark.slow
