@@ -134,8 +134,7 @@ def _check(
     where: str, x: Any, pred: Any, index: Any, messages: tuple[str, ...], on_error: str
 ) -> Any:
     if on_error == "default":
-        theirs = os.environ.get("EQX_ON_ERROR", "raise")
-        on_error = os.environ.get("PYTREEMOD_ON_ERROR", theirs)
+        on_error = _setting("", "raise")
     if on_error not in _MODES:
         raise ArgumentError(f"on_error is one of {', '.join(_MODES)}, not {describe(on_error)}")
     dtype = jnp.result_type(pred)
@@ -281,8 +280,8 @@ class _Check:
             return jax.pure_callback(self.report, struct, failed, index, _is_several()(failed))
 
         def run(failed: Any, index: Any, seen: list[Any]) -> Any:
-            passed = jnp.asarray(True)
-            return _lax.cond(jnp.any(failed), fail, lambda *_: passed, failed, index, seen)  # pyright: ignore[reportUnknownLambdaType]
+            passed = _always(jnp.asarray(True))
+            return _lax.cond(jnp.any(failed), fail, passed, failed, index, seen)
 
         # Compiled under the name of the check, by which `checks_in` finds it in the program.
         run.__name__ = run.__qualname__ = self.name
@@ -327,9 +326,11 @@ def _print(error: CheckError) -> None:
 
 def _stop(pred: Any, x: PyTree) -> Any:
     """Open a debugger, which shows `x` and `pred`: the locals of this frame."""
-    frames = os.environ.get("EQX_ON_ERROR_BREAKPOINT_FRAMES", "1")
-    frames = os.environ.get("PYTREEMOD_ON_ERROR_BREAKPOINT_FRAMES", frames)
-    return jax.debug.breakpoint(num_frames=int(frames), token=pred)
+    return jax.debug.breakpoint(num_frames=int(_setting("_BREAKPOINT_FRAMES", "1")), token=pred)
+
+
+def _setting(end: str, default: str) -> str:
+    return os.environ.get(f"PYTREEMOD_ON_ERROR{end}", os.environ.get(f"EQX_ON_ERROR{end}", default))
 
 
 @ft.cache
@@ -347,14 +348,17 @@ def _is_several() -> Any:
     def lower(context: Any, operand: Any) -> Any:
         axes = getattr(context.module_context, "axis_context", None)
         count = getattr(axes, "num_devices", getattr(getattr(axes, "mesh", None), "size", 1))
-        lowered = cast("Any", mlir).lower_fun(lambda _: np.bool_(count != 1), False)
-        return lowered(context, operand)
+        return cast("Any", mlir).lower_fun(_always(np.bool_(count != 1)), False)(context, operand)
 
     primitive: Any = Primitive("is_several")
-    primitive.def_impl(lambda _: np.bool_(False))
-    primitive.def_abstract_eval(lambda _: jax.typeof(np.bool_(False)))
+    primitive.def_impl(_always(np.bool_(False)))
+    primitive.def_abstract_eval(_always(jax.typeof(np.bool_(False))))
     mlir.register_lowering(primitive, lower)
     return primitive.bind
+
+
+def _always(value: Any) -> Callable[..., Any]:
+    return lambda *_: value  # pyright: ignore[reportUnknownLambdaType]
 
 
 # ---- the caller that waits
