@@ -192,13 +192,9 @@ class DefaultsUnderOwnInit(pm.Module):
 
 
 class Parent(OwnInit):
-    """Inherits a custom `__init__`, adds a default and a method."""
+    """Inherits a custom `__init__` and adds a default."""
 
     temperature: float = 0.5
-
-    def hot(self) -> float:
-        """A method to inherit."""
-        return self.temperature
 
 
 class Child(Parent):

@@ -244,6 +244,15 @@ def test_a_cache_that_is_on_the_mesh_stays_as_it_lies():
         assert_close(one, other)
 
 
+def test_what_is_traced_decides_about_the_mesh():
+    """In a map over some of its axes, which are manual there, also if the layer is captured."""
+    layer, spec = jax.device_put(LINEAR, on(mesh=EXPLICIT)), PartitionSpec("data")
+    split = {"in_specs": spec, "out_specs": spec, "axis_names": {"data"}}
+    with jax.set_mesh(EXPLICIT):
+        found = jax.jit(jax.shard_map(lambda x: layer(x), **split))(put(X, spec))
+    assert_close(found, LINEAR(X))
+
+
 def test_elsewhere_no_operation_is_added():
     """On one device, and on a mesh whose axes are not explicit."""
     for mesh in (None, MESH):
