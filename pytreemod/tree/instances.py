@@ -128,8 +128,6 @@ class Stored(_Slots):
 
     @__dict__.setter
     def __dict__(self, values: dict[str, Any]) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        if is_finished(self):
-            raise dataclasses.FrozenInstanceError("a Module is immutable")
         _slots["__dict__"].__set__(self, values)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -125,6 +125,8 @@ def test_how_far_arrays_are_apart(a, b, text):
     a, b = ({"x": x if pm.is_array(x) else np.array(x)} for x in (a, b))
     with pytest.raises(AssertionError, match=text):
         raise AssertionError(str(pm.diff(a, b)))
+    with pytest.raises(AssertionError, match=r"difference 0\.125, relative 0\.5, 1 of 2"):
+        pm.testing.assert_trees_close(np.array([0, 0.25]), np.array([0, 0.375]))
 
 
 def test_flatten_one_level():
