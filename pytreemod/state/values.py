@@ -15,8 +15,6 @@ import functools as ft
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, NamedTuple, TypeVar, cast
 
-import jax
-
 from pytreemod.errors import ArgumentError, StateError, describe
 from pytreemod.state import streams
 from pytreemod.state.key_sources import InitKeys, KeyLike
@@ -36,7 +34,7 @@ from pytreemod.tree.paths import some_of
 from pytreemod.tree.printing import rich_rows, rich_text, tree_pformat
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.snapshots import AbstractState, Snapshot, Structure, last_use, take_snapshot
-from pytreemod.typing import PyTree, is_instance, jtu
+from pytreemod.typing import PyTree, jtu
 
 _M = TypeVar("_M")
 _V = TypeVar("_V")
@@ -144,10 +142,8 @@ class State(AbstractState):
             1.0
         """
         self._check("get")
-        value: Any = self._values[self._marker("get", item, StateIndex)]
-        if is_instance(value, jax.Array):
-            return value
-        leaves, treedef = jtu.tree_flatten(value)
+        # With new lists and dicts, which belong to the caller.
+        leaves, treedef = jtu.tree_flatten(self._values[self._marker("get", item, StateIndex)])
         return treedef.unflatten(leaves)
 
     def set(self, item: StateIndex[_V], value: _V) -> State:
