@@ -158,13 +158,9 @@ class LazyField:
         return LazyField, (self.name, *([] if self.default is MISSING else [self.default]))
 
     def __get__(self, node: Any, owner: Any = None) -> Any:
-        if node is not None and fill_in(node):
-            fields, name = node.__stored__, self.name
-            if name in fields:
-                return fields[name]
-            if name in get_split(node).names:
-                read = stored if is_reading_stored() else schema_of(node).read
-                return read(node, name)
+        if node is not None and fill_in(node) and self.name in get_split(node).names:
+            read = stored if is_reading_stored() else schema_of(node).read
+            return read(node, self.name)
         if self.default is not MISSING:
             return self.default
         what = f"type object {owner.__name__!r}" if node is None else f"{owner.__name__!r} object"
@@ -248,8 +244,6 @@ def stored(node: Any, name: str, *default: Any) -> Any:
 
 def all_stored(node: Any) -> dict[str, Any]:
     """Return all fields of an instance as they are stored, in the class's order."""
-    if not is_finished(node):
-        return dict(node.__stored__)
     children, (split, _, *config) = flat_of(node)
     return dict(zip(split.names, split.take_all((*children, *config)), strict=True))
 

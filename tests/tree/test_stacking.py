@@ -12,7 +12,7 @@ import pytreemod as pm
 from pytreemod.errors import ArgumentError, ShapeError, StructureError
 from tests.helpers.comparing import assert_same
 from tests.helpers.laws import law, trees
-from tests.helpers.trees import Affine, Registered, Static, affine, ramp
+from tests.helpers.trees import Affine, Registered, Static, affine, double, ramp
 
 
 def arrays(tree):
@@ -77,11 +77,13 @@ def test_under_jit_and_grad():
     [
         ([Static(ramp(1), 1), Static(ramp(1), 2)], r"tree\.size"),
         ([Static(ramp(1), (1, 2)), Static(ramp(1), (1, 3))], r"tree\.size"),
+        ([Static(ramp(1), float("nan")) for _ in "ab"], r"tree\.size: nan .* nan.*, not equal"),
+        ([Static(ramp(1), x) for x in (double, 1)], r"tree\.size: double \(trees\.py:\d+\) in"),
         ([[Registered(ramp(1), x)] for x in "ab"], r"^[^\n]*\n  at tree\[0\][^\n]*$"),
         ([[1.0, ramp(1)], [2.0, ramp(1)]], r"tree\[0\]: 1\.0 in trees\[0\]"),
         ([{"x": ramp(2)}, {"x": jnp.arange(2)}], r"tree\['x'\](.*)i32\[2\]"),
         ([ramp(2), ramp(2), ramp(3)], r"f32\[3\] in trees\[2\]"),
-        ([{"x": ramp(2)}, {"y": ramp(2)}], r"tree\['x'\]"),
+        ([{"x": ramp(2)}, {"y": ramp(2)}], r"tree\['x'\]: f32\[2\] in .*nothing in trees\[1\]"),
         ([], "several trees"),
         ({"a": ramp(2)}, "several trees"),
     ],
