@@ -257,11 +257,8 @@ def _walk(
     old: Any, new: Any, fits: Callable[[Any, Any], bool], path: KeyPath
 ) -> Iterator[Difference]:
     mine, others = children_of(old), children_of(new)
-    if mine is None and others is None:
-        yield from [] if _agree(old, new, fits) else [Difference(path, old, new)]
-        return
     if mine is None or others is None or own_class(old) is not own_class(new):
-        yield Difference(path, old, new)
+        yield from [] if _agree(old, new, fits) else [Difference(path, old, new)]
         return
     before, after = _entries(old, mine), _entries(new, others)
     found: list[Difference] = []

@@ -29,17 +29,9 @@ def own_class(node: object) -> Any:
     return getattr(type(node), "__passes_for__", type(node))
 
 
-_is_node_class: Callable[[type], bool] | None = getattr(jtu, "is_tree_node", None)
-
-
 def is_node(value: object) -> bool:
     """Whether JAX takes `value` apart, judged by its class: the value is not opened."""
     # For JAX, None is a node without children.
-    if value is None:
-        return True
-    if _is_node_class is not None:
-        return _is_node_class(type(value))
-    # Before JAX 0.10, classes cannot be looked up.
     return not jtu.all_leaves([value])
 
 
@@ -86,8 +78,6 @@ def node_like(node: Any, children: Sequence[tuple[Any, Any]], parts: Sequence[An
         children: its children, with their keys.
         parts: the new ones, in that order.
     """
-    if class_of(node) is list:
-        return [*parts]
     if class_of(node) in DICTS:
         made = copy.copy(node)  # In its own order: JAX would sort the keys.
         made.update({key.key: part for (key, _), part in zip(children, parts, strict=True)})

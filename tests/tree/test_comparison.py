@@ -1,5 +1,7 @@
 """tree_equal, `==` of Modules, how far arrays are apart, tree_flatten_one_level."""
 
+import functools as ft
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,6 +48,10 @@ def test_under_a_trace_the_answer_is_an_array():
     same = jax.jit(pm.tree_equal)
     assert bool(same(affine(), affine()))
     assert not bool(same(affine(), affine(start=2.0)))
+    known = ramp(2)
+    for found in (ramp(2), ramp(2, start=2.0)):
+        for equal in (ft.partial(pm.tree_equal, known), lambda x: pm.tree_equal(x, known)):
+            assert bool(jax.jit(equal)(found)) is bool((found == known).all())
     kinds = []
     jax.make_jaxpr(lambda x: kinds.append(pm.tree_equal([x], (x,))))(1.0)
     jax.make_jaxpr(lambda x: kinds.append(pm.tree_equal([x, 1], [x, 2])))(1.0)

@@ -81,6 +81,7 @@ def test_under_jit_and_grad():
         ([Static(ramp(1), x) for x in (double, 1)], r"tree\.size: double \(trees\.py:\d+\) in"),
         ([[Registered(ramp(1), x)] for x in "ab"], r"^[^\n]*\n  at tree\[0\][^\n]*$"),
         ([[1.0, ramp(1)], [2.0, ramp(1)]], r"tree\[0\]: 1\.0 in trees\[0\]"),
+        ([[1.0, ramp(1)], [ramp(2), ramp(1)]], r"1\.0 in trees\[0\], f32\[2\]"),
         ([{"x": ramp(2)}, {"x": jnp.arange(2)}], r"tree\['x'\](.*)i32\[2\]"),
         ([ramp(2), ramp(2), ramp(3)], r"f32\[3\] in trees\[2\]"),
         ([{"x": ramp(2)}, {"y": ramp(2)}], r"tree\['x'\]: f32\[2\] in .*nothing in trees\[1\]"),
