@@ -151,9 +151,7 @@ def tree_flatten_one_level(pytree: PyTree) -> tuple[list[PyTree], Any]:
         >>> tree_flatten_one_level([1, (2, 3)])[0]
         [1, (2, 3)]
     """
-    # The root comes first. A node may contain itself, so that its identity would not tell.
-    answers = iter([False])
-    return jtu.tree_flatten(pytree, is_leaf=lambda node: next(answers, True))  # pyright: ignore[reportUnknownLambdaType]
+    return jtu.tree_flatten(pytree, is_leaf=stop_below())
 
 
 # What describes an array: its shape, dtype and, if JAX made it, weak type and sharding.
@@ -287,7 +285,7 @@ def _entries(node: Any, children: list[tuple[Any, Any]]) -> dict[Any, tuple[Any,
 
 def _bare(node: Any) -> Any:
     """Return the structure of a node alone, without that of its children."""
-    return jtu.tree_structure(node, is_leaf=stop_below(node))
+    return jtu.tree_structure(node, is_leaf=stop_below())
 
 
 def _are_one(treedef: Any, other: Any) -> bool | None:

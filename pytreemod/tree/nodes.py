@@ -47,9 +47,11 @@ def is_plain_tuple(node: object) -> bool:
     return tuple in kind.__mro__ and hasattr(kind, "_fields") and not getattr(node, "__dict__", ())
 
 
-def stop_below(node: Any) -> Callable[[Any], bool]:
-    """Return the `is_leaf` that opens `node` and nothing below it."""
-    return lambda x: x is not node
+def stop_below() -> Callable[[Any], bool]:
+    """Return an `is_leaf` for one walk, which opens the root and nothing below it."""
+    # The root comes first. It may contain itself, so that its identity would not tell.
+    answers = iter([False])
+    return lambda _: next(answers, True)
 
 
 def children_of(node: PyTree) -> list[tuple[Any, Any]] | None:
@@ -57,16 +59,9 @@ def children_of(node: PyTree) -> list[tuple[Any, Any]] | None:
     if is_module(node):
         children, (split, *_) = flat_of(node)
         return list(zip(split.keys, children, strict=True))
-    kind = class_of(node)
-    # By hand for the most common containers; JAX would build keys and structure.
-    if kind is list or kind is tuple:
-        return [(jtu.SequenceKey(i), child) for i, child in enumerate(node)]
-    if kind is dict:
-        # As JAX does: leaves and their paths must have the same order.
-        return [(jtu.DictKey(name), node[name]) for name in sorted(node)]
     if not is_node(node):
         return None
-    pairs, _ = jtu.tree_flatten_with_path(node, is_leaf=stop_below(node))
+    pairs, _ = jtu.tree_flatten_with_path(node, is_leaf=stop_below())
     return [(path[0], child) for path, child in pairs]
 
 
@@ -82,7 +77,7 @@ def node_like(node: Any, children: Sequence[tuple[Any, Any]], parts: Sequence[An
         made = copy.copy(node)  # In its own order: JAX would sort the keys.
         made.update({key.key: part for (key, _), part in zip(children, parts, strict=True)})
         return made
-    return jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(parts)
+    return jtu.tree_structure(node, is_leaf=stop_below()).unflatten(parts)
 
 
 def found_in(
