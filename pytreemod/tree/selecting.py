@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools as ft
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from itertools import compress, takewhile
+from itertools import compress
 from types import EllipsisType
 from typing import Any, NoReturn
 
@@ -130,18 +130,6 @@ class Locations(list[Location]):
         """The keys of the path to each leaf, as words."""
         return [step_names(loc.path) for loc in self]
 
-    @ft.cached_property
-    def below(self) -> dict[tuple[str, ...], list[int]]:
-        """For each path in the tree, the leaves at or below it, by number."""
-        found: dict[tuple[str, ...], list[int]] = {}
-        for i, names in enumerate(self.names):
-            for n in range(len(names) + 1):
-                found.setdefault(names[:n], []).append(i)
-        return found
-
-
-_is_literal = frozenset("*?[").isdisjoint
-
 
 class PathSelector(Selector):
     """Leaves whose path, or the path of a node above them, matches a pattern."""
@@ -151,11 +139,8 @@ class PathSelector(Selector):
 
     def pick(self, locs: Locations, tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Pick leaves at or below a node whose path matches."""
-        picked = [False] * len(locs)
-        # A `by` may have a path for each layer: each looks only where it leads.
-        for i in locs.below.get(tuple(takewhile(_is_literal, self.steps)), ()):
-            picked[i] = matches(self.steps, locs.names[i], locs[i].is_node)
-        return picked
+        pairs = zip(locs, locs.names, strict=True)
+        return [matches(self.steps, names, loc.is_node) for loc, names in pairs]
 
     def paths(self) -> Iterable[PathSelector]:
         """Only itself."""
