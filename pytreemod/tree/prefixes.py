@@ -313,8 +313,6 @@ def mask_of(
         if isinstance(value, By):
             picked = value.values(subtree, is_leaf, path_text(path, root) if path else root)
             return [as_bool(v, where) for v in picked]
-        if isinstance(value, bool):
-            return [value] * len(jtu.tree_leaves(subtree, is_leaf=is_leaf))
         return as_selector(value).mask(subtree, is_leaf)
 
     return spread(spec, tree, resolve, _is_filter_leaf, where, root=root)
