@@ -168,7 +168,7 @@ def test_init_sets_declared_fields_alone():
     layer = new(fields={"x": int}, **body, __init__=lambda self, name: setattr(self, name, 1))
     assert layer("x").x == 1
     # Also a dict that JAX could not sort, as configuration.
-    init, mixed = lambda self, size: setattr(self, "size", size), {1: "a", "b": 2}
+    init, odd = lambda self, size: setattr(self, "size", size), {1: "a", "b": 2}
     assert (
         new(fields={"size": dict}, size=pm.field(static=True), __init__=init)(mixed).size == mixed
     )
