@@ -168,10 +168,9 @@ def test_init_sets_declared_fields_alone():
     layer = new(fields={"x": int}, **body, __init__=lambda self, name: setattr(self, name, 1))
     assert layer("x").x == 1
     # Also a dict that JAX could not sort, as configuration.
-    init, odd = lambda self, size: setattr(self, "size", size), {1: "a", "b": 2}
-    assert (
-        new(fields={"size": dict}, size=pm.field(static=True), __init__=init)(mixed).size == mixed
-    )
+    init, odd = lambda self, table: setattr(self, "table", table), {1: "a", "b": 2}
+    holder = new(fields={"table": dict}, table=pm.field(static=True), __init__=init)
+    assert holder(odd).table == odd
     for name in ("wieght", *body):
         with pytest.raises(AttributeError, match=f"{name}|no setter"):
             layer(name)
