@@ -47,10 +47,7 @@ class BoundMethod(ft.partial):  # noqa: D101  # pyright: ignore[reportMissingTyp
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
     def __getattr__(self, name: str) -> Any:
-        # As for Python's methods, the name, the docstring and so on are the function's. Not
-        # __wrapped__, which would lead inspect.signature past the bound argument.
-        if name == "__wrapped__":
-            raise AttributeError(name)
+        # As for Python's methods, the name, the docstring and so on are the function's.
         # A jitted method is staged for the instance that it is bound to, as a call would be.
         stage = getattr(self.func, "stage_bound", None) if name in _STAGES else None
         return getattr(self.func, name) if stage is None else stage(name, self.args[0])

@@ -72,6 +72,8 @@ def test_layers_and_members_are_axes_of_their_own(key: jax.Array):
     assert names.weight == ("members", "depth", "out_features", "in_features")
     assert names.bias == ("members", "depth", "out_features")
     assert pm.axis_names(nets[0]).layer.weight == ("depth", "out_features", "in_features")
+    plain = nn.Stack(lambda: new(fields={"x": Any})(a(2)), 3)
+    assert pm.axis_names(plain).layer.x == ("layers", None)
     named = pm.with_axis_names(nets[0], pm.by({"layer.weight": "mlp embed", ...: None}))
     assert pm.axis_names(named).layer.weight == ("depth", "mlp", "embed")
     assert pm.axis_names(named[0]).weight == ("mlp", "embed")

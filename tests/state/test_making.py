@@ -161,6 +161,7 @@ REFUSED = {
         r"\[nan\]",
     ),
     "a layer of another model": (lambda: THEIRS.fill([ONE, TWO, NET]), r"first'\]\.count"),
+    "a value for a State": (lambda: THEIRS.restored().update({}), "expected a State"),
     "a layer without a State": (lambda: Counter()(ramp(1), OF_NET), r"first'\]\.count"),
 }
 

@@ -89,6 +89,16 @@ def test_adding_a_layer_changes_no_other_layers_numbers(impl):
         assert after == draw_each(state.restored().split(1), small.first.stream)[1]
 
 
+def test_an_older_key_draws_the_same():
+    """As `jax.random.PRNGKey` makes it; also after a split."""
+    model, state = make()
+    older = state.restored().seed(jax.random.PRNGKey(0))
+    for change in (lambda s: s, lambda s: s.split(3).join()):
+        states = (change(each.restored()) for each in (state, older))
+        key, raw = (each.next_key(model.first.stream)[0] for each in states)
+        assert_same(data(key), np.asarray(raw))
+
+
 @law
 @given(st.integers(0, 2**31), st.lists(st.integers(0, 3), max_size=4))
 def test_the_order_of_uses_between_streams_does_not_matter(seed, uses):
