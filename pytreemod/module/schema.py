@@ -42,13 +42,9 @@ _FUNCTIONS: tuple[type, ...] = (types.FunctionType, type(jax.jit(lambda: None)))
 # Types of configuration that do not tell all that matters.
 _TOLD_APART = frozenset({tuple, *_FUNCTIONS})
 
-_DATA = frozenset({bool, int, float, complex, type(None), list, tuple, dict, np.ndarray})
-
 
 def is_configuration(value: Any) -> bool:
     """Whether a field that is not static is configuration because of its value's type."""
-    if class_of(value) in _DATA:
-        return False
     return _is_word(value) or (callable(value) and not is_array(value) and not is_node(value))
 
 
@@ -233,8 +229,6 @@ class Schema:
             notes: what the instance knows beside its fields.
         """
         split = self.split_of(values) if config is None else self.split_with(values, config)
-        if self.computes and notes.ranks is None:
-            notes = notes._replace(ranks=ranks_of(split.take_data(values)))
         return make(self.cls, split, values, notes)
 
     def rebuild(

@@ -220,7 +220,8 @@ def test_repr_and_equality():
     """Each value under its token's path; a used-up State says so. States have no hash."""
     (model, state), (_, other) = pm.make_with_state(lambda: Net().pair)(), make()
     assert repr(state) == "State(<root>=Pair(first=i32[], second={'x': f32[3]}))"
-    assert state == state.restored() == copy.deepcopy(state) != other != make()[1].split(2)
+    assert state == state.restored() == copy.deepcopy(state) != other != make()[1].split(2) != 1
+    assert pm.State({"a": pm.StateIndex(1.0)}) != pm.State({"b": pm.StateIndex(1.0)})
     after = state.set(model, Pair(jnp.ones((), jnp.int32), {"x": ramp(3)}))
     assert after != state.restored()
     assert repr([state]) == "[State(<used up by set(<root>)>)]"
