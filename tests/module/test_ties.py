@@ -204,7 +204,8 @@ REFUSED = [
     (lambda: pm.tie(language(), "b.weight", to="a.weight", through=jnp.transpose), r"\(3, 5\)"),
     (lambda: pm.tie(blocks(), LAST, to="items.*.weight"), r"items\[1\]\.weight"),
     (lambda: pm.tie([linear(0), linear(1)], "[0].weight", to="[1].weight"), "Module"),
-    (lambda: pm.untie(tied_language(), "b.bias"), r"b\.bias"),
+    (lambda: pm.untie(tied_language(), "b.bias"), r"of b\.weight, got 'b\.bias'"),
+    (lambda: pm.untie(language(), "b.bias"), "of none"),
 ]
 
 
