@@ -123,6 +123,8 @@ def test_half_precision_stays_inside(constraint):
 
         assert value.dtype == dtype
         assert is_inside(constraint, value)
+    # The smallest number of float16 is an ordinary one where it is computed.
+    assert pm.constraints.positive.forward(jnp.float16(-100)) == np.float16(2.0**-24)
 
 
 def test_a_factor_in_half_precision_has_a_positive_diagonal():

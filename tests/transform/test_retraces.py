@@ -55,6 +55,7 @@ CHANGES = {
     "class": (affine(), Pair(X, X), "x: Affine -> Pair"),
     "in configuration": (Static(X, (1, 2)), Static(X, (1, 2.0)), "x.size: (1, 2) -> (1, 2.0)"),
     "node": (Registered(X, "a"), Registered(X, "b"), "x: Registered -> Registered, with"),
+    "of what": (*(jax.tree_util.Partial(f, X) for f in (max, min)), "x: Partial -> Partial, with"),
     # Made anew for each call, and never equal.
     "lambda": (fresh(), fresh(), f"x: {FRESH} -> {FRESH} (an equal function, created again"),
     "== raises": (Awkward(), Awkward(), f"x: <{__name__}.Awkward object"),
