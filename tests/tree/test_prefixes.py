@@ -70,7 +70,7 @@ def test_a_module_as_prefix_may_be_made_by_tree_map_and_surgery():
         ({"a": [Buffered(True, True, True), True], "b": True}, r"Buffered.*Affine\n.*\['a'\]\[0\]"),
         ({"a": True, "b": {"c": True}}, r"\['b'\]"),
         ({"a": None, "b": True}, r"\['a'\]"),
-        ([True, True], "<root>"),
+        ([True, True], "list of 2 is no prefix of dict of 2\n.*<root>"),
         # Several paths are no prefix.
         (["a", "b"], "<root>"),
     ],

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import pytreemod as pm
-from tests.helpers.trees import Affine, Holder, OwnInit, Pair, affine, double, ramp
+from tests.helpers.trees import Affine, Holder, OwnInit, Pair, affine, double, new, ramp
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,7 @@ class Scaled(pm.Module):
             pm.nn.Linear(2, 3, use_bias=False, key=KEY),
             "Linear(weight=f32[3,2], in_features=2, out_features=3, use_bias=False)",
         ),
+        (new(fields={"x": int, "y": int}, y=pm.field(repr=False))(1, 2), "Made(x=1)"),
         # `filter` leaves None instead of an array.
         (pm.filter(affine(), "bias"), "Affine(weight=None, bias=f32[2])"),
         (
