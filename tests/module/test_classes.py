@@ -171,6 +171,14 @@ def test_init_subclass_and_new_work_as_ever():
     assert new(fields={"x": int}, __new__=lambda cls, x: [x])(3) == [3]
 
 
+def test_the_class_of_an_instance_with_rules_makes_plain_instances():
+    """A method may call it, and the rules are those of one instance."""
+    doubled = lambda self: type(self)(2 * self.weight, self.bias)  # noqa: E731
+    cls = new(trees.Affine, doubled=doubled)
+    made = pm.with_precision(cls(ramp(2), 0), "float32").doubled()
+    assert (type(made), made.weight.tolist()) == (cls, [2.0, 4.0])
+
+
 def test_a_post_init_that_does_not_run_is_told():
     """Beside an own `__init__`, unless that calls it; a class that inherits both is not told."""
 
