@@ -58,7 +58,10 @@ def test_a_donated_array_used_again_is_refused():
 
 TWICE = {
     "two models": (lambda m: pm.filter_jit(lambda q, p: (q, p), donate="all")(m, m), "at q.weight"),
-    "one of two": (lambda m: pm.filter_jit(lambda x, y: x + y, donate="y")(m.bias, m.bias), "at x"),
+    "one of two": (
+        lambda m: pm.filter_jit(lambda x, y, n: n * (x + y), donate="y")(m.bias, m.bias, 2.0),
+        "at x",
+    ),
     "own array": (
         lambda m: pm.filter_jit(pm.Partial(lambda m, x: (m, x), m), donate="all")(m.bias),
         "at function.args",
