@@ -7,7 +7,6 @@ reads when it is made (see `schema`).
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar, overload
@@ -166,13 +165,6 @@ def static_field(**kwargs: Any) -> Any:
     """
     warn(DeprecationWarning, "static_field is an older spelling", hint="pm.field(static=True)")
     return field(static=True, **kwargs)
-
-
-def declares(cls: type, name: str) -> bool:
-    """Whether a class itself declares a field: annotates it, and `dataclasses` took it for one."""
-    return name in vars(cls).get("__dataclass_fields__", ()) and (
-        name in inspect.get_annotations(cls)
-    )
 
 
 AbstractVar = Annotated[_T, "AbstractVar"]

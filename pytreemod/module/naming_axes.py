@@ -10,6 +10,7 @@ names its own axis. `with_axis_names` names axes of single leaves of one model.
 from __future__ import annotations
 
 import functools as ft
+import inspect
 import sys
 import types
 import typing
@@ -18,7 +19,6 @@ from typing import Any, TypeAlias, TypeVar
 from jaxtyping import AbstractArray
 
 from pytreemod.errors import ArgumentError, SpecError, describe
-from pytreemod.module.fields import declares
 from pytreemod.module.reading import is_computed, shape_of_one
 from pytreemod.module.roles import depth_of_holder, with_leaf_notes
 from pytreemod.tree.instances import is_module, notes_of
@@ -211,7 +211,7 @@ def evaluated(cls: type, field: Any) -> Any:
     """A field's annotation; a string is evaluated in the module of the class that declares it."""
     if not isinstance(field.type, str):
         return field.type
-    owner = next(base for base in cls.__mro__ if declares(base, field.name))
+    owner = next(base for base in cls.__mro__ if field.name in inspect.get_annotations(base))
     return eval(field.type, dict(vars(sys.modules[owner.__module__])))
 
 
