@@ -50,6 +50,9 @@ class Rows(dict[Any, Row]):
             return True
         return isinstance(other, Rows) and tuple(self.items()) == tuple(other.items())
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # A dict's own, which JAX asks, ignores the order.
+
     def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return hash(tuple(self.items()))
 

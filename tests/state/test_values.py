@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from pytreemod.errors import ArgumentError, SpecError, StateError
 from tests.helpers.comparing import assert_same
 from tests.helpers.equations import equations
 from tests.helpers.racing import race
-from tests.helpers.trees import Pair, ramp
+from tests.helpers.trees import Pair, new, ramp
 
 
 class Net(pm.Module):
@@ -221,12 +222,23 @@ def test_repr_and_equality():
     (model, state), (_, other) = pm.make_with_state(lambda: Net().pair)(), make()
     assert repr(state) == "State(<root>=Pair(first=i32[], second={'x': f32[3]}))"
     assert state == state.restored() == copy.deepcopy(state) != other != make()[1].split(2) != 1
-    assert pm.State({"a": pm.StateIndex(1.0)}) != pm.State({"b": pm.StateIndex(1.0)})
+    one, two = (pm.State({name: pm.StateIndex(1.0)}) for name in "ab")
+    assert one != two
     after = state.set(model, Pair(jnp.ones((), jnp.int32), {"x": ramp(3)}))
     assert after != state.restored()
     assert repr([state]) == "[State(<used up by set(<root>)>)]"
     with pytest.raises(TypeError, match="unhashable"):
         hash(state)
+
+
+@pytest.mark.parametrize("jit", [jax.jit, pm.filter_jit])
+def test_states_with_values_in_another_order_are_two_structures(jit):
+    """Of classes with the same fields: the program for one would read the other's values."""
+    get, orders = jit(lambda state, token: state.get(token)), (["a", "b"], ["b", "a"])
+    for names in orders:
+        model = new(fields=dict.fromkeys(names, Any))(*map(pm.StateIndex, map(ord, names)))
+        model, state = pm.make_with_state(lambda model=model: model)()
+        assert [int(get(state, getattr(model, name))) for name in "ab"] == [97, 98]
 
 
 def test_a_selector_that_picks_nothing_lists_the_names():
