@@ -76,5 +76,6 @@ def test_weight_and_bias_start_as_one_and_zero_or_as_told(norm, args, key):
     assert (plain.weight.tolist(), plain.bias.tolist()) == ([1] * 4, [0] * 4)
     for values, own_key in zip((layer.weight, layer.bias), jax.random.split(key), strict=True):
         assert_close(values, normal(own_key, (4,), jnp.float32))
+    assert_close(norm(*args, weight_init=normal, key=key).weight, layer.weight)
     if norm in (nn.LayerNorm, nn.RMSNorm):
         assert norm((2, 3), use_bias=False).bias is norm((2, 3), use_weight=False).weight is None
