@@ -204,8 +204,11 @@ def test_a_leaf_of_shapes_alone_reads_as_its_shape():
     half = lambda x: pm.computed(jnp.multiply, x, 0.5)  # noqa: E731
     for leaf in (half(ramp(2)), pm.filter_vmap(half)(ramp(3, 2))):
         model = {"x": Holder(leaf)}
-        found = pm.resolve(pm.filter_eval_shape(lambda: model))["x"].content  # noqa: B023
-        assert found == jax.eval_shape(lambda: pm.resolve(model)["x"].content)  # noqa: B023
+        shapes = pm.filter_eval_shape(lambda: model)  # noqa: B023
+        found = pm.resolve(shapes)["x"].content
+        assert (
+            shapes["x"].content == found == jax.eval_shape(lambda: pm.resolve(model)["x"].content)
+        )  # noqa: B023
         assert isinstance(found, jax.ShapeDtypeStruct)
 
 
