@@ -206,9 +206,8 @@ def test_a_leaf_of_shapes_alone_reads_as_its_shape():
         model = {"x": Holder(leaf)}
         shapes = pm.filter_eval_shape(lambda: model)  # noqa: B023
         found = pm.resolve(shapes)["x"].content
-        assert (
-            shapes["x"].content == found == jax.eval_shape(lambda: pm.resolve(model)["x"].content)
-        )  # noqa: B023
+        assert shapes["x"].content == found
+        assert found == jax.eval_shape(lambda: pm.resolve(model)["x"].content)  # noqa: B023
         assert isinstance(found, jax.ShapeDtypeStruct)
 
 
